@@ -47,11 +47,11 @@ COPY sightline sightline
 COPY service sightline/service
 RUN python -m compileall -q sightline
 # ORT_DISABLE_TELEMETRY: otherwise, ONNX Runtime sends usage data over the network.
-ENV SIGHTLINE_HOST=0.0.0.0 SIGHTLINE_PORT=8000 ORT_DISABLE_TELEMETRY=1
+ENV SIGHTLINE_HOST=:: SIGHTLINE_PORT=8000 ORT_DISABLE_TELEMETRY=1
 USER 10001:10001
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 CMD ["python", "-c", \
-  "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"SIGHTLINE_PORT\"]}/health/ready', timeout=2)"]
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 CMD \
+  ["python", "-m", "sightline.service.health_check"]
 # The exec form lets Python receive SIGTERM, so that it drains and exits.
 ENTRYPOINT ["python", "-m", "sightline.service"]
 # Labels come last: another version or revision only changes the image's metadata. Some shipped

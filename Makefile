@@ -147,11 +147,11 @@ docs: $(DEV)/ready  ## build the documentation as a site in build/docs; a broken
 	$(DEV)/bin/python -m docs.generate
 	$(DEV)/bin/python -m mkdocs build
 
-wheel: $(DEV)/ready  ## write the release file build/sightline_serving-VERSION-py3-none-any.whl
+wheel:  ## write the release file build/sightline_serving-VERSION-py3-none-any.whl
 	@case $(VERSION) in $(PROJECT_VERSION) | *+*) ;; *) \
 	  echo "The tag of this commit is v$(VERSION), but the version in pyproject.toml is $(PROJECT_VERSION)." >&2; exit 1 ;; esac
 	rm -rf build/lib
-	$(DEV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
 
 lock: $(DEV)/ready  ## write requirements-cpu.txt and -gpu.txt, the images' packages with hashes, after dependencies have changed
 	$(DEV)/bin/python -m tests.deployment.lock

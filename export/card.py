@@ -22,15 +22,7 @@ DATA_HEADER = ("file", "SHA-256")
 
 
 def write_card(bundle: Path, record: RunRecord) -> bool:
-    """Write the model card of a bundle, unless the user has written or changed it.
-
-    Args:
-        bundle: the written bundle.
-        record: record of the training.
-
-    Returns:
-        True if the card was written.
-    """
+    """Write the model card of a bundle and return True, unless the user wrote or changed it."""
     path = bundle / CARD
     if path.exists() and MARK not in path.read_text(encoding="utf-8"):
         return False
@@ -85,6 +77,7 @@ def _facts(manifest: Manifest, record: RunRecord) -> list[tuple[str, str]]:
         "labels": f"{', '.join(manifest.labels)} ({kind})" if manifest.labels else None,
         "chat": "has a chat template" if manifest.chat is not None else None,
         "examples": ", ".join(f"{split} {number:,}" for split, number in record.examples.items() if number is not None),
+        "ignored keys": ", ".join(manifest.origin.ignored_keys) if manifest.origin is not None else None,
         "license": manifest.license or "not stated",
     }
     return [(name, value) for name, value in facts.items() if value]

@@ -21,14 +21,13 @@ from sightline.base.bundle import (
     Verification,
     read_bundle,
     read_manifest,
-    sha256_of,
 )
 from sightline.base.errors import UsageError
 from sightline.export.card import CARD, write_card
 from sightline.export.convert.conversions import Text, half_bundle, pack_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText
 from sightline.export.convert.text_quality import PlainText, text_ids
-from sightline.export.import_errors import VerificationError
+from sightline.export.import_errors import VerificationError, one_line
 from sightline.export.limits import begin_step
 from sightline.export.options import (
     DEFAULT_SENTENCES,
@@ -63,11 +62,7 @@ GGUF_GROWTH = 8  # times the size of a file with 4 bits for each weight is its s
 
 
 def export(options: CheckpointOptions) -> Verification | Quantization:
-    """Export a training run, or a folder that others wrote; see `_write` for the result.
-
-    Raises:
-        UsageError: the bundle would replace its checkpoint.
-    """
+    """Export a training run, or a folder that others wrote; see `_write` for the result."""
     out = options.out
     _check_apart(options.checkpoint, out)
     with run_checkpoint(options.checkpoint) as (checkpoint, note):
@@ -87,12 +82,7 @@ def export(options: CheckpointOptions) -> Verification | Quantization:
 def _recorded(record: RunRecord | None, is_named: bool) -> dict[str, Any]:
     """Return the fields of the metadata that the record of a training determines.
 
-    Args:
-        record: the record.
-        is_named: True if an option names the languages.
-
-    Raises:
-        UsageError: the languages of the training are not language tags, and no option names them.
+    Languages that are not language tags are an error, unless an option names them (`is_named`).
     """
     if record is None:
         return {}
@@ -115,11 +105,7 @@ def _print_note(note: str) -> None:
 
 
 def _check_apart(checkpoint: Path, out: Path) -> None:
-    """Check that a bundle does not replace its checkpoint.
-
-    Raises:
-        UsageError: one folder contains the other.
-    """
+    """Raise `UsageError` if the bundle or its checkpoint contains the other."""
     source, resolved = checkpoint.resolve(), out.resolve()
     is_inside = source.is_dir() and not is_run(source) and resolved.is_relative_to(source)
     if source.is_relative_to(resolved) or is_inside:
@@ -134,8 +120,7 @@ def converted(file: Path) -> Iterator[tuple[Path, Provenance]]:
     with TemporaryDirectory(prefix="sightline-") as temporary:
         folder = Path(temporary)
         begin_step(f"converting {file}", GGUF_GROWTH * file.stat().st_size)
-        encodings = convert(file, folder)
-        yield folder, Provenance(quantized=encodings, files={file.name: sha256_of(file)})
+        yield folder, convert(file, folder)
 
 
 def export_folder(
@@ -150,16 +135,9 @@ def export_folder(
     """Export a folder; see `_write` for the result.
 
     Args:
-        options: options of the command.
-        out: folder of the bundle.
-        checkpoint: the folder.
-        kind: kind of the folder.
         record: record of the training, if the folder belongs to a training run.
         provenance: location from which it was downloaded.
         cache: folder that symbolic links may lead into; by default the cache of huggingface_hub.
-
-    Raises:
-        UsageError: `--bits` contradicts another option.
     """
     clean_up(out)  # before the metadata of the existing bundle is read
     metadata = metadata_of(options, out, _recorded(record, options.languages is not None))
@@ -174,7 +152,7 @@ def export_folder(
     else:
         languages = metadata.languages if options.languages else None
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
-        changes = ExportOptions(options.max_tokens, options.task, shortlist)
+        changes = ExportOptions(options.max_tokens, options.task, shortlist, ignored_keys=options.ignore_key)
         export = Export(checkpoint, out, metadata, changes, kind, provenance, (cache or hub_cache(),))
     return _write(export, bits, is_default=options.bits is None)
 
@@ -186,21 +164,11 @@ def _has_8_bits(kind: Kind, provenance: Provenance) -> bool:
 
 
 def _write(export: Export, bits: int, is_default: bool) -> Verification | Quantization:
-    """Export a checkpoint.
+    """Export a checkpoint; return its verification, or the measured loss if it is quantized.
 
     Fewer than 32 bits are a conversion of the verified float32 bundle, as by the command
-    `quantize`. By default, a bundle that would lose too much stays float32.
-
-    Args:
-        export: what to export.
-        bits: bits per weight.
-        is_default: True without the option `--bits`.
-
-    Returns:
-        The verification of a float32 bundle, or the measured loss of a quantized one.
-
-    Raises:
-        VerificationError: the bundle loses too much; nothing is written.
+    `quantize`. A bundle that would lose too much raises `VerificationError`, and nothing is
+    written; without the option `--bits` (`is_default`), it stays float32.
     """
     out = export.bundle
     with clear_disk_errors(out):
@@ -241,11 +209,7 @@ def _export(export: Export) -> Exported:
 
 
 def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
-    """Return texts in the source language of a model that it can read, for measuring the loss.
-
-    Raises:
-        UsageError: all texts are too long.
-    """
+    """Return texts in the source language of a model that it can read, for measuring the loss."""
     from sightline.export.check.alignment import sentences_of
 
     is_english = manifest.languages is None or manifest.languages.source == "en"
@@ -266,7 +230,7 @@ def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
 def _report(bundle: Path, exported: Exported) -> Verification | Quantization:
     """Print the notes and the size of a written bundle, and return the record of its check."""
     for note in exported.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {one_line(note)}", file=sys.stderr)
     manifest = read_manifest(bundle)
     print(f"{bundle}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
     record = manifest.quantization or manifest.verification
@@ -412,12 +376,8 @@ def _drop_too_long(
 ) -> list[str]:
     """Return the sentences of a file that are not too long for the model.
 
-    Sentences of the default file that are too long are skipped. In a file that the user names, they
-    are an error.
-
-    Raises:
-        ValueError: a sentence of the user's file is too long, or all sentences of the default file
-            are.
+    Others are skipped in the default file, which must keep a sentence, and a `ValueError` in a file
+    that the user names.
     """
     too_long = _too_long(limit, lengths)
     if len(too_long) == len(numbered):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.base.errors import UsageError
-from sightline.export.families.table import describe_configuration, find_family
+from sightline.export.families.table import describe_configuration, find_family, pass_over_unread
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.generation_settings import read_generation
 from sightline.export.sources.opened_checkpoint import CONFIG, Config, Tensors
@@ -39,11 +39,7 @@ class PresumedTensors(Tensors):
 
 
 def check_configuration(path: Path) -> Support:
-    """Return whether the model of a config.json, or of a folder with one, can be imported.
-
-    Raises:
-        UsageError: there is no such file, or it is not a JSON object.
-    """
+    """Return whether the model of a config.json, or of a folder with one, can be imported."""
     file = path / CONFIG if path.is_dir() else path
     values = _read(file)
     config = Config(values, CONFIG)
@@ -69,15 +65,12 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _kind(config: Config) -> str:
-    """Return the kind of a supported model.
-
-    Raises:
-        ImportFailedError: it is not supported.
-    """
+    """Return the kind of a supported model; raise `ImportFailedError` for others."""
     model = describe_configuration(find_family(config), config, PresumedTensors())
     if model.decoder is not None:
         # generation_config.json, which most repositories have, takes precedence at import.
         read_generation(config, None, model.is_decoder_only)
+    pass_over_unread(config)
     config.check_all_read()
     stacks = {"encoder": model.encoder, "decoder": model.decoder}
     return "-".join(name for name, stack in stacks.items() if stack is not None)

@@ -31,7 +31,7 @@ from sightline.base.bundle import (
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.export.families import firefox, trained
 from sightline.export.families.description import Description
-from sightline.export.families.table import describe, find_family, rotary_limits
+from sightline.export.families.table import describe, find_family, pass_over_unread, rotary_limits
 from sightline.export.families.weights import Array, Weights
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.model import Graphs, build_graphs
@@ -51,6 +51,7 @@ from sightline.export.sources.training_run import TrainingRun
 from sightline.export.tokenizers import (
     TOKENIZER_CONFIG,
     ConvertedTokenizers,
+    contradictions,
     firefox_tokenizer,
     read_or_convert_tokenizers,
     special_ids,
@@ -93,6 +94,7 @@ class Described:
     training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None
     pair_template: PairTemplate | None = None
+    reads_pairs: bool = True
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     embedding: SentenceEmbedding | None = None
     dense: tuple[Array, ...] = ()  # content of the file of each layer of `embedding`
@@ -103,8 +105,7 @@ class Described:
 def build(described: Described, file: WeightFile) -> Graphs:
     """Build the graphs of a described checkpoint; their constants are added to `file`.
 
-    Raises:
-        ImportFailedError: the configuration or the weights have a part that the graphs ignore.
+    Raises `ImportFailedError` if the graphs ignore a part of the configuration or the weights.
     """
     if described.recurrent is not None:
         from sightline.export.graphs.recurrent_graphs import build as build_recurrent
@@ -123,9 +124,7 @@ def build(described: Described, file: WeightFile) -> Graphs:
 def described(source: FolderFiles, options: ExportOptions) -> Iterator[Described]:
     """Describe a checkpoint, whose weights can be read within the context.
 
-    Raises:
-        ImportFailedError: the checkpoint is not supported.
-        ValueError: the files of a training run do not belong together.
+    Raises `ImportFailedError`, or `ValueError` if files of a training run do not belong together.
     """
     if isinstance(source, TrainingRun):
         yield _describe_run(source)
@@ -181,9 +180,6 @@ def _chat_of_run(run: TrainingRun) -> tuple[ChatTemplate | None, tuple[int, ...]
     """Return the chat template of a language model, and the token that ends a message.
 
     Runs without a record were trained on dialogues in a plain format.
-
-    Raises:
-        ValueError: the tokenizer has no such token.
     """
     if run.record is None or run.record.has_dialogues is None:
         return PLAIN_DIALOGUES, ()
@@ -222,6 +218,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     if sentences is not None:
         _check_modules(model, sentences)
     notes = list[str]()
+    tokenizer_of_file = tokenizers.target
     if tokenizers.target is tokenizers.source:
         fitting, unused = _without_unused(tokenizers.source, model.vocabulary)
         tokenizers = replace(tokenizers, source=fitting, target=fitting)
@@ -240,6 +237,16 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     languages = None
     if model.encoder is not None and model.decoder is not None:
         languages, generation = _languages(folder, tokenizers, generation)
+    rotary = _rotary_note(model, folder.config)
+    if not model.reads_pairs:
+        notes.append("pairs of texts are refused, because the tokenizer has no form of them that is supported")
+    pad_id = folder.config.get("pad_token_id", None)
+    ids = {
+        "pad_token": (pad_id,) if isinstance(pad_id, int) and not model.is_decoder_only else (),
+        "eos_token": generation.end_ids if model.decoder is not None else (),
+    }
+    notes += contradictions(folder, tokenizer_of_file, ids)
+    notes += (*generation.notes, *rotary, *pass_over_unread(folder.config, options.ignored_keys))
     described = Described(
         family=family.name,
         architecture=next(iter(folder.architectures), family.architectures[0]),
@@ -255,7 +262,8 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         languages=languages,
         training_unit=family.training_unit,
         generation=generation.defaults,
-        notes=(*notes, *generation.notes, *_rotary_note(model, folder.config)),
+        reads_pairs=model.reads_pairs,
+        notes=tuple(notes),
         description="" if record is None else record.description,
     )
     if model.predictions is not None:
@@ -275,12 +283,10 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
 
 
 def _without_unused(tokenizer: Tokenizer, vocabulary: int) -> tuple[Tokenizer, list[str]]:
-    """Remove special tokens beyond the vocabulary, which no text and no template of texts contains.
+    """Remove special tokens beyond the vocabulary, and return their names with the tokenizer.
 
-    The tokenizer of Gemma 3 has a token of images that models without images do not have.
-
-    Returns:
-        The tokenizer, and the names of the removed tokens.
+    No text and no template of texts contains them. The tokenizer of Gemma 3 has a token of images
+    that models without images do not have.
     """
     document = json.loads(tokenizer.to_str())
     removed = [token for token in document["added_tokens"] if token["special"] and token["id"] >= vocabulary]
@@ -293,11 +299,7 @@ def _without_unused(tokenizer: Tokenizer, vocabulary: int) -> tuple[Tokenizer, l
 
 
 def _check_modules(model: Description, sentences: SentenceOptions) -> None:
-    """Check that modules.json suits the architecture.
-
-    Raises:
-        ImportFailedError: it does not.
-    """
+    """Check that modules.json suits the architecture."""
     expected, is_complete = "computes embeddings", True
     if sentences.is_cross_encoder:
         expected, is_complete = "scores pairs of texts", model.head is not None
@@ -359,11 +361,7 @@ def _rotary_note(model: Description, config: Config) -> tuple[str, ...]:
 
 
 def _with_embedding(described: Described, folder: Folder, sentences: SentenceOptions) -> Described:
-    """Add the pooling and the layers after it.
-
-    Raises:
-        ImportFailedError: their weights are missing, or have another size.
-    """
+    """Add the pooling and the layers after it."""
     assert described.model is not None and described.model.encoder is not None, "an encoder has an embedding"
     layers, values, size = list[Dense](), list[Array](), described.model.encoder.output_size
     for number, module in enumerate(sentences.dense):
@@ -418,9 +416,6 @@ def _languages(
     The languages are None if the checkpoint does not name them. A configuration for one target
     language forces the token of that language. With languages, the request chooses the token, and
     that language is the default.
-
-    Raises:
-        ImportFailedError: the tokens of languages are in places that are not supported.
     """
     config = folder.json(f"{folder.module}{TOKENIZER_CONFIG}") or {}
     ids = tokenizers.language_ids

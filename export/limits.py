@@ -82,9 +82,7 @@ def _limit_processor_time(seconds: int | None) -> None:
 def begin_child(parent: int, processor_seconds: float) -> None:
     """Begin a child of a process with limits: it inherits them, and ends with its parent.
 
-    Args:
-        parent: id of the parent.
-        processor_seconds: processor time of the parent, which counts for the limit.
+    The processor time of the parent, in seconds, counts for the limit.
     """
     end_with(parent)
     soft = resource.getrlimit(resource.RLIMIT_CPU)[0]
@@ -136,13 +134,9 @@ def _read_step(report: int) -> tuple[str, str, str]:
 def run_limited(module: str, arguments: Sequence[str], status_of_signal: int = EXIT_FAILED) -> int:
     """Run the command line of a module in a child process with limits; return its exit status.
 
-    Standard input and output are those of this process. So is standard error for Python; messages
-    of libraries in other languages, such as those of a panic, are only part of an error.
-
-    Args:
-        module: the module, which is run as `__main__`.
-        arguments: words of the command line.
-        status_of_signal: exit status if a signal ends the child, such as that of a limit.
+    It is `status_of_signal` if a signal ends the child, such as that of a limit. Standard input and
+    output are those of this process. So is standard error for Python; messages of libraries in
+    other languages, such as those of a panic, are only part of an error.
     """
     with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as messages:
         files = [report.fileno(), messages.fileno()]

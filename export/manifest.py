@@ -22,18 +22,11 @@ def write_model(
     options: ExportOptions,
     origin: Origin | None,
 ) -> Manifest:
-    """Write all files of a model except its weights and the manifest.
+    """Write all files of a model except its weights and the manifest, which is returned.
 
-    Args:
-        folder: the bundle, with the weights.
-        described: the model. Its fields with the name of a field of the manifest are copied.
-        graphs: its graphs.
-        metadata: what the user says about the model, which precedes what the checkpoint says.
-        options: options of the export.
-        origin: origin of a model that others trained.
-
-    Returns:
-        The manifest, without the results of the check.
+    The manifest lacks the results of the check. Fields of `described` with the name of a field of
+    the manifest are copied. The metadata of the user precedes what the checkpoint says; `origin` is
+    None for a model of this project.
     """
     entries = write_graphs(folder, graphs)
     files = [WEIGHTS, *(entry.file for entry in entries.values()), *_write_others(folder, described)]
@@ -77,11 +70,7 @@ def _write_others(folder: Path, described: Described) -> list[str]:
 
 
 def _write_tokenizer(path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
-    """Write a tokenizer without its settings of padding and truncation.
-
-    Raises:
-        ImportFailedError: it has more tokens than the model.
-    """
+    """Write a tokenizer without padding and truncation, of at most `vocabulary` tokens."""
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > vocabulary:
         raise ImportFailedError(

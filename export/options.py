@@ -80,6 +80,7 @@ class ExportOptions:
     half_weights: bool = False  # round matrices of a training run to float16; computation stays float32
     sentences: tuple[str, ...] = ()  # source sentences for the check of a training run
     tolerance: float | None = None  # largest difference from the reference; None: derived from float32 rounding
+    ignored_keys: tuple[str, ...] = ()  # unknown keys of config.json that the user takes for harmless
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,9 @@ class ImportOptions(Options):
     max_tokens: Annotated[int | None, Ge(1)] = None
     """longest sequence of an imported model, which limits its memory (default: that of the
     checkpoint; a T5 can have more)"""
+    ignore_key: Annotated[tuple[str, ...], Shown("NAME", is_repeated=True)] = ()
+    """import the model although config.json has this unknown key, because it does not change the
+    outputs; the manifest records it (default: an unknown key that may change them is an error)"""
     task: Task | None = None
     """fail unless the imported model can do this task; with rerank, a Qwen3 that generates text is
     imported as Qwen3-Reranker"""
@@ -296,11 +300,7 @@ class PackOptions(RewriteOptions):
 
 
 def languages_of(codes: Sequence[str]) -> Languages:
-    """Return the languages of a translation model from two BCP 47 tags, in their usual case.
-
-    Raises:
-        UsageError: a tag is not a language tag.
-    """
+    """Return the languages of a translation model from two BCP 47 tags, in their usual case."""
     source, target = codes
     try:
         return Languages(sources=(_with_usual_case(source),), targets=(_with_usual_case(target),))
@@ -336,11 +336,7 @@ def _existing_metadata(bundle: Path, name: str) -> BundleMetadata:
 def metadata_of(options: ImportOptions, out: Path, known: Mapping[str, Any]) -> BundleMetadata:
     """Return the metadata that options give, completed by those of the existing bundle.
 
-    Args:
-        options: options of the command.
-        out: folder of the bundle.
-        known: fields that the record of the training has. Options precede them, and they precede
-            the existing bundle.
+    Options precede `known`, the fields from the record of the training, which precedes the bundle.
     """
     present = _existing_metadata(out, options.name or out.resolve().name)
     present = dataclasses.replace(present, **known)

@@ -20,7 +20,7 @@ import resource
 import shutil
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,18 +92,13 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
 
     Files in the folder of an existing bundle that its manifest does not list are kept.
 
-    Args:
-        export: what to export.
-        stream: shows the progress if it is a terminal.
-
     Raises:
         ImportFailedError: the checkpoint is not supported or damaged, or there is too little memory
             or disk space; nothing is written.
         VerificationError: the bundle differs from the checkpoint; nothing is written.
         BundleError: the bundle exists and is not a folder without subfolders.
         FileNotFoundError: a file of a training run is missing.
-        ValueError: a training run cannot be read, a sentence is too long, or an option does not
-            suit the model.
+        ValueError: a training run is unreadable, a sentence too long, or an option does not fit.
     """
     path, metadata, options = export.checkpoint, export.metadata, export.options
     _check_options(export)
@@ -130,7 +125,7 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
                 "--unit sentence is only for encoder-decoder models, whose texts can be split into sentences; leave it "
                 "out"
             )
-        origin = _origin(export.kind, model, provenance, checkpoint)
+        origin = _origin(export, model, provenance, checkpoint)
         manifest = write_model(folder, model, graphs, metadata, options, origin)
         if options.task is not None and options.task not in manifest.tasks:
             raise UsageError(
@@ -143,16 +138,17 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
         manifest = manifest.model_copy(update=results)
         write_manifest(folder, manifest)
     end_step()
-    notes = (*model.notes, *_quantized_note(provenance), *_memory_note(manifest))
+    notes = (*model.notes, *provenance.notes, *_quantized_note(provenance), *_memory_note(manifest))
     return Exported(manifest, notes, _peak_bytes(), checked.peak_bytes)
 
 
 def _check_options(export: Export) -> None:
     """Check that the options suit the kind of the source.
 
-    Raises:
-        UsageError: only a Firefox model has a shortlist.
+    Only a Firefox model has a shortlist, and it has no config.json.
     """
+    if export.options.ignored_keys and export.kind == "firefox":
+        raise UsageError(f"{export.checkpoint} is a Firefox model, which has no config.json; leave out --ignore-key")
     if export.options.shortlist and export.kind != "firefox":
         reason = (
             "is a training run, and only Firefox translation models have"
@@ -165,21 +161,11 @@ def _check_options(export: Export) -> None:
 def verify_bundle(
     bundle: Path, manifest: Manifest, path: Path, options: ExportOptions = NO_OPTIONS, *, kind: Kind
 ) -> Verification:
-    """Compare a bundle on disk with its checkpoint.
+    """Compare a bundle on disk, whose files were checked, with its checkpoint.
 
-    Args:
-        bundle: folder of the bundle.
-        manifest: its manifest; its files have been checked.
-        path: folder of the checkpoint from which it was exported.
-        options: sentences and tolerance of the check. The manifest says how the bundle was
-            exported.
-        kind: kind of the checkpoint.
-
-    Raises:
-        VerificationError: they differ.
-        BundleError: the bundle is quantized, or its tokenizer is not that of the checkpoint.
-        FileNotFoundError: a file of a training run is missing.
-        ValueError: the checkpoint cannot be read, or a sentence is too long.
+    The manifest says how the bundle was exported. `options` has the sentences and the tolerance of
+    the check. A `FileNotFoundError` names a missing file of a training run; other errors are those
+    of `compare`, and `BundleError` for a quantized bundle.
     """
     if manifest.quantization is not None:
         raise BundleError(
@@ -191,6 +177,7 @@ def verify_bundle(
         task="rerank" if manifest.pair_template is not None else None,
         shortlist=any(state.input == "shortlist" for state in manifest.states),
         half_weights=manifest.half_weights,
+        ignored_keys=() if manifest.origin is None else manifest.origin.ignored_keys,
     )
     num_bytes = folder_bytes(path, [hub_cache()]) + 4 * manifest.parameters * FLOAT32_BYTES
     begin_step(f"comparing {bundle} with {path}", num_bytes, CHECK_SPEED)
@@ -208,18 +195,19 @@ def _quantized_note(provenance: Provenance) -> list[str]:
     ]
 
 
-def _origin(kind: Kind, model: Described, provenance: Provenance, checkpoint: FolderFiles) -> Origin | None:
+def _origin(export: Export, model: Described, provenance: Provenance, checkpoint: FolderFiles) -> Origin | None:
     """Return the origin of a model that others trained, None for a training run."""
-    if kind == "training":
+    if export.kind == "training":
         return None
     return Origin(
-        kind="firefox" if kind == "firefox" else "huggingface",
+        kind="firefox" if export.kind == "firefox" else "huggingface",
         family=model.family,
         repository=provenance.repository,
         revision=provenance.revision,
         package=provenance.package,
         quantized=provenance.quantized,
         pickle=isinstance(checkpoint, Folder) and checkpoint.is_pickle,
+        ignored_keys=export.options.ignored_keys,
         files=dict(sorted({**checkpoint.files, **provenance.files}.items())),
     )
 
@@ -229,9 +217,6 @@ def _check_resources(num_bytes: int, folder: Path) -> None:
 
     The verification needs more memory than the import: ONNX Runtime holds all weights. With 538 MB
     of weights it was measured at 896 MB, and the import at 341 MB.
-
-    Raises:
-        ImportFailedError: there is too little.
     """
     needed, available = BASE_BYTES + num_bytes, available_memory()
     if available is not None and needed > available:
@@ -254,11 +239,7 @@ def _giga(num_bytes: int) -> str:
 def check_in_child(export: Export, folder: Path, manifest: Manifest, guided: tuple[int, int] | None) -> Checked:
     """Check a written bundle in a child process, whose memory is released at its end.
 
-    Args:
-        export: the checkpoint, and the options of the check.
-        folder: the bundle.
-        manifest: its manifest.
-        guided: layer and head of the cross-attention that was trained to align words.
+    `guided` is the layer and head of the cross-attention that was trained to align words.
     """
     # "spawn" starts a new interpreter, which does not inherit the memory of this one.
     context = multiprocessing.get_context("spawn")
@@ -266,7 +247,11 @@ def check_in_child(export: Export, folder: Path, manifest: Manifest, guided: tup
         with ProcessPoolExecutor(
             1, context, initializer=begin_child, initargs=(os.getpid(), time.process_time())
         ) as pool:
-            return pool.submit(check, export, folder, manifest, guided).result()
+            future = pool.submit(check, export, folder, manifest, guided)
+            with tqdm(desc="verifying", bar_format="{desc}: {elapsed}", disable=None) as bar:
+                while not wait([future], timeout=1).done:
+                    bar.refresh()
+            return future.result()
     except BrokenProcessPool:
         end_if_child_was_ended()
         raise ImportFailedError(

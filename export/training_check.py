@@ -18,13 +18,8 @@ from sightline.model.data.records import TaskName
 def check_files(path: Path, task: TaskName, has_dialogues: bool) -> None:
     """Read files in a child process with limits, as a training will read them in this process.
 
-    Args:
-        path: folder of a checkpoint, or a `tokenizer.json`.
-        task: task of the training.
-        has_dialogues: the training needs the chat template of the checkpoint.
-
-    Raises:
-        SystemExit: the files cannot be used; the child process has printed the error.
+    `path` is a folder of a checkpoint, or a `tokenizer.json`. Raises `SystemExit` if the files
+    cannot be used; the child process has printed the error.
     """
     template = [CHAT_TEMPLATE] if has_dialogues else []
     status = run_limited("sightline.export.training_check", [str(path), task, *template], EXIT_USAGE)
@@ -53,14 +48,9 @@ def main(path: Path, task: TaskName, template: str | None = None) -> int:
 def check(path: Path, task: TaskName, template: str | None = None) -> None:
     """Read a checkpoint or a tokenizer, and encode texts that are difficult for some tokenizers.
 
-    Args:
-        path: folder of a checkpoint, or a `tokenizer.json`.
-        task: task of the training.
-        template: chat template for a checkpoint that has none; None if there are no dialogues.
-
-    Raises:
-        OSError, ValueError: see `start_from`.
-        ImportFailedError: the tokenizer cannot be served, so that it should not be trained with.
+    `template` is for a checkpoint that has none; None if there are no dialogues. Errors are those
+    of `start_from`, and `ImportFailedError` for a tokenizer that cannot be served, so that it
+    should not be trained with.
     """
     from sightline.export.check.serving import check_texts, read_served_tokenizer
     from sightline.model.parts import TOKENIZER

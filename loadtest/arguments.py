@@ -57,13 +57,12 @@ def share(text: str) -> float:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Read the lines of a file that are not blank.
+    """Read the lines of a file that are not blank; a line ends with LF, optionally after CR.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: a line of a `.jsonl` file is not a string or a list of messages.
+    Raises `OSError`, or `ValueError` if a line of `.jsonl` is not a string or a list of messages.
     """
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        lines = [text for line in file if (text := line.removesuffix("\n").removesuffix("\r")).strip()]
     if path.suffix != ".jsonl":
         return list(lines)
     prompts: list[Prompt] = []

@@ -54,11 +54,7 @@ class Connection(asyncio.Protocol):
         self._lost = asyncio.Event()
 
     async def exchange(self, request: bytes) -> Response:
-        """Send `request` and wait for the complete response.
-
-        Raises:
-            IncompleteResponseError: the response is incomplete or not valid HTTP.
-        """
+        """Send `request` and wait for the complete response. Raises `IncompleteResponseError`."""
         self.is_reusable = False
         self._headers: dict[str, str] = {}
         self._parts: list[tuple[float, bytes]] = []
@@ -116,14 +112,11 @@ class Client:
 
     Args:
         url: URL of the server, such as `http://127.0.0.1:8000`. Its path is a prefix of every
-            request's path.
+            request's path. Raises `ValueError` if it is not an HTTP URL.
         timeout_s: timeout of a request in seconds, including the time to connect.
         reuses_connections: False opens a connection for each request, for servers that close them
             after a response without saying so.
-        key: API key that each request sends as a bearer token; empty for none.
-
-    Raises:
-        ValueError: `url` is not an HTTP URL.
+        key: API key, sent as a bearer token; empty for none.
     """
 
     def __init__(self, url: str, timeout_s: float, reuses_connections: bool = True, key: str = "") -> None:
@@ -151,10 +144,7 @@ class Client:
     async def post(self, path: str, body: bytes) -> Response:
         """Post a JSON body and wait for the complete response.
 
-        Raises:
-            OSError: the connection failed.
-            TimeoutError: the response was not complete in time.
-            IncompleteResponseError: the response is incomplete or not valid HTTP.
+        Raises `OSError`, `TimeoutError` or `IncompleteResponseError`.
         """
         return await self._send(self.request(path, body))
 

@@ -39,16 +39,10 @@ class NotComparableError(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """Change of a figure between two runs, as a share of the value before.
+    """Change of a figure between two runs; `low` and `high` are the ends of its interval.
 
-    Args:
-        rate: requests per second of the stage; None for a closed loop.
-        figure: name of the figure.
-        before: value of the first run.
-        after: value of the second run.
-        low: lower end of the interval of the change, such as -0.02.
-        high: upper end.
-        is_worse_higher: a higher value is worse.
+    The change is a share of the value before, such as -0.02. The rate of the stage is in requests
+    per second; None for a closed loop.
     """
 
     rate: float | None
@@ -73,8 +67,7 @@ class Change:
 def compare_records(before: LoadRecord, after: LoadRecord) -> list[Change]:
     """Return the changes of all stages that both runs have.
 
-    Raises:
-        NotComparableError: the loads differ, or no figure has enough requests.
+    Raises `NotComparableError` if the loads differ, or no figure has enough requests.
     """
     for name in sorted((before.arguments.keys() | after.arguments.keys()) - FREE):
         old, new = before.arguments.get(name), after.arguments.get(name)
@@ -93,14 +86,8 @@ def compare_measurements(
 ) -> list[Change]:
     """Return the changes of the figures that both measurements have.
 
-    These are the share of good requests; in a closed loop, also good requests per second, which
-    the schedule determines in an open loop; and percentiles of the times.
-
-    Args:
-        before: first measurement.
-        after: second measurement.
-        objectives: objectives of a good request, see `is_good`.
-        rate: requests per second; None for a closed loop.
+    These are the share of good requests, see `is_good`, and percentiles of the times; in a closed
+    loop (no rate), also good requests per second, which the schedule determines in an open loop.
     """
     draws = np.random.default_rng(SEED).multinomial(NUM_PARTS, np.full(NUM_PARTS, 1 / NUM_PARTS), (2, NUM_DRAWS))
     runs = [_ResampledRun(measurement, objectives) for measurement in (before, after)]
@@ -145,11 +132,9 @@ class _ResampledRun:
 
 @dataclass(frozen=True)
 class _Times:
-    """Times of a measurement in increasing order.
+    """Times of a measurement in milliseconds, in increasing order.
 
-    Args:
-        values: milliseconds.
-        counts: numbers of values up to each value, by part, (values, parts).
+    `counts` (values, parts) are the numbers of values up to each value, by part.
     """
 
     values: Floats

@@ -11,19 +11,23 @@ schedule.
 """
 
 import asyncio
+import errno
 import itertools
 import math
+import os
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sightline.loadtest.client import Client, IncompleteResponseError
-from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success, classify
+from sightline.loadtest.outcome import OWN, Failure, Outcome, Rejection, Success, classify
 
 PAUSE_S = 0.05  # pause of a client after a rejection or failure, so that it does not flood a failing service
 TICK_S = 0.01  # interval of the timer that measures the lag
 ARRIVALS_SEED = 20
+# Files, ports and memory that the machine of the load test does not have.
+OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,7 @@ class Load:
     """Requests to send; the load ends after its duration or `requests`, whichever comes first.
 
     Args:
-        path: path of the endpoint.
         bodies: bodies of the requests, sent cyclically in this order.
-        is_streamed: the responses are event streams.
         clients: number of clients of a closed loop.
         rates: requests per second of an open loop, one rate after another without a pause; none
             means a closed loop.
@@ -42,7 +44,7 @@ class Load:
         requests: number of requests to send, without repetitions.
         honors_retry_after: after a rejection, a client of a closed loop waits for `Retry-After` and
             repeats the request.
-        has_usage: the responses have the numbers of tokens, see `classify`.
+        has_usage: see `classify`.
     """
 
     path: str
@@ -58,13 +60,12 @@ class Load:
 
 @dataclass
 class Measurement:
-    """Results of a load.
+    """Results of a load, in the order in which requests ended; times are seconds.
 
     Args:
-        outcomes: outcome of each request, in the order of their ends.
-        elapsed_s: seconds from the first request to the last response.
-        due_s: time when each of these requests was due, in seconds from the start.
-        lags_s: delays of the client in seconds, see the module.
+        elapsed_s: time from the first request to the last response.
+        due_s: time when each request was due, from the start.
+        lags_s: delays of the client, see the module.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -156,6 +157,7 @@ class _Run:
             return Failure("timeout")
         except IncompleteResponseError as error:
             return Failure(str(error))
-        except OSError:
-            return Failure("connection failed")
+        except OSError as error:
+            own = [os.strerror(number) for number in OWN_ERRORS if number == error.errno]
+            return Failure(OWN + own[0].lower() if own else "connection failed")
         return classify(response, due, self._load.is_streamed, self._load.has_usage)

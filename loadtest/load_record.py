@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sightline.loadtest.commit import commit
 from sightline.loadtest.load import Measurement
 from sightline.loadtest.load_report import Summary, summarize
-from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success
+from sightline.loadtest.outcome import OWN, Failure, Outcome, Rejection, Success
 from sightline.loadtest.profiles import Stage
 
 DIGITS = 6  # of seconds
@@ -99,9 +99,9 @@ class RecordedStage(_Model):
 class LoadRecord(_Model):
     """Record of a run.
 
-    `is_valid` is False if the load test lagged behind: the 99th percentile of its lag in a stage
-    exceeds the argument `max_lag`. `client_processor_share` is the
-    processor time of the load test over the time of the run.
+    `is_valid` is False if the load test itself failed, or lagged behind: the 99th percentile of its
+    lag in a stage exceeds the argument `max_lag`. `client_processor_share` is the processor time of
+    the load test over the time of the run.
     """
 
     arguments: dict[str, Any]
@@ -135,7 +135,9 @@ def make_record(
         started_at=started_at.replace(microsecond=0),
         client_processor_share=client_processor_share,
         is_valid=all(
-            summary.lag_ms is None or summary.lag_ms.p99 <= 1000 * arguments["max_lag"] for summary in summaries
+            (summary.lag_ms is None or summary.lag_ms.p99 <= 1000 * arguments["max_lag"])
+            and not any(reason.startswith(OWN) for reason in summary.failed)
+            for summary in summaries
         ),
         stages=[
             RecordedStage(
@@ -150,17 +152,11 @@ def make_record(
 
 
 def write_record(record: LoadRecord, path: Path) -> None:
-    """Write a record as JSON."""
     path.write_text(record.model_dump_json() + "\n", encoding="utf-8")
 
 
 def read_record(path: Path) -> LoadRecord:
-    """Read a record.
-
-    Raises:
-        OSError: the file cannot be read.
-        RecordError: the file is no record.
-    """
+    """Read a record. Raises `OSError`, or `RecordError` if the file is no record."""
     try:
         return LoadRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:

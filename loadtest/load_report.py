@@ -87,14 +87,10 @@ class Summary:
 
 
 def is_good(outcome: Outcome, objectives: Mapping[str, float]) -> bool:
-    """Return True for a success that exceeds no objective.
+    """Return True for a success that exceeds no objective: largest seconds by the names of `TIMES`.
 
     A response without the time of an objective, such as one token without a time per output token,
     meets that objective.
-
-    Args:
-        outcome: outcome of a request.
-        objectives: largest times in seconds by the names of `TIMES`.
     """
     if not isinstance(outcome, Success):
         return False

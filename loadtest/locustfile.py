@@ -17,7 +17,7 @@ class TranslationUser(FastHttpUser):
     """User who mostly translates."""
 
     host = "http://127.0.0.1:8000"
-    sentences = SENTENCES.read_text(encoding="utf-8").splitlines()
+    sentences = tuple(filter(str.strip, SENTENCES.read_text(encoding="utf-8").split("\n")))
 
     @task(6)
     def translate(self) -> None:

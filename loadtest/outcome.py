@@ -17,11 +17,10 @@ class Success:
 
     Args:
         latency_s: seconds from the time when the request was due to the end of the response.
-        first_token_s: seconds from the time when the request was due to the first event with a
-            token; None without streaming.
-        input_tokens: number of input tokens that the service reports; 0 if it reports none.
-        output_tokens: number of output tokens that the service reports, or else of the events with
-            a token; 0 for an endpoint that generates none.
+        first_token_s: seconds from that time to the first event with a token; None if not streamed.
+        input_tokens: number that the service reports; 0 if it reports none.
+        output_tokens: number that the service reports, or else of the events with a token; 0 for an
+            endpoint that generates none.
         longest_gap_s: longest time between two events with tokens; None with fewer than two.
     """
 
@@ -58,17 +57,13 @@ class Failure:
 
 
 Outcome = Success | Rejection | Failure
+OWN = "load test: "  # start of the reasons of failures of the load test itself, which say nothing about the service
 
 
 def classify(response: Response, due: float, is_streamed: bool, has_usage: bool = True) -> Outcome:
     """Classify the response to a request that was due at `due` (`time.perf_counter`).
 
-    Args:
-        response: complete response.
-        due: time when the request was due.
-        is_streamed: the response is an event stream.
-        has_usage: the response must have the numbers of tokens, and a stream must end with
-            `[DONE]`.
+    With `has_usage`, it must have the numbers of tokens, and a stream must end with `[DONE]`.
     """
     if response.status in (429, 503):
         return Rejection(_error_code(response.body) or "no code", _retry_after_s(response.headers))
@@ -121,10 +116,15 @@ def _output_tokens(usage: Mapping[str, Any]) -> int:
 def _has_token(item: Mapping[str, Any]) -> bool:
     """Return False for an event that has only a role, the finish reason or the usage."""
     if (choices := item.get("choices")) is not None:  # of OpenAI's API
-        return any(choice.get("text") or choice.get("delta", {}).get("content") for choice in choices)
+        return any(choice.get("text") or _has_part(choice.get("delta") or {}) for choice in choices)
     if "text_output" in item:  # of Triton's generate endpoint
         return bool(item["text_output"])
     return "finish_reason" not in item
+
+
+def _has_part(delta: Mapping[str, Any]) -> bool:
+    """Return True for a part of a message: a text, a thought (`reasoning`), a refusal or a call."""
+    return any(value for name, value in delta.items() if name != "role")
 
 
 def _error_code(body: bytes) -> str | None:

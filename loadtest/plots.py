@@ -73,10 +73,7 @@ def round_up(value: float) -> float:
 def line_plot(
     title: str, x_label: str, y_label: str, lines: Sequence[Line], *, log_x: bool = False, log_y: bool = False
 ) -> str:
-    """Return an SVG element with lines, a legend and labelled axes.
-
-    An axis starts at 0 unless it is logarithmic.
-    """
+    """Return an SVG element with lines, a legend and axes, from 0 unless they are logarithmic."""
     top = TOP + LEGEND_HEIGHT
     x = _Axis.of((point[0] for line in lines for point in line.points), LEFT, WIDTH - RIGHT, log_x)
     heights = [height for line in lines for _, height in line.points if height is not None]

@@ -12,12 +12,10 @@ FALLEN = 0.95  # a sweep stops after a rate whose goodput is below this share of
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a profile.
+    """A part of a profile, which begins `start_s` after the first stage.
 
-    Args:
-        rate: requests per second; None for a closed loop.
-        start_s: seconds from the start of the first stage.
-        measurement: results, with times from the start of this stage.
+    The rate is in requests per second, or None for a closed loop. Times of the measurement are from
+    the start of this stage.
     """
 
     rate: float | None
@@ -31,13 +29,7 @@ async def sweep(
     """Run a load for each rate and wait for all responses before the next one.
 
     The sweep stops after the first rate at which the service has fallen behind: the good requests
-    per second are fewer than 95 % of those of an earlier rate.
-
-    Args:
-        client: client of the service.
-        load: load with several rates.
-        objectives: objectives of a good request, see `is_good`.
-        on_summary: called with each rate and its results.
+    per second, see `is_good`, are fewer than 95 % of those of an earlier rate.
     """
     stages: list[Stage] = []
     start_s, highest = 0.0, 0.0

@@ -38,11 +38,7 @@ dt { font-weight: 600; } dd { margin: 0 0 .5rem; color: var(--muted); overflow-w
 def write_page(record: LoadRecord, changes: Sequence[Change], threshold: float, path: Path) -> None:
     """Write the report of a run; steps that return to a rate have no plots over the rate.
 
-    Args:
-        record: record of the run.
-        changes: changes between the first and the last tenth of a soak; empty for other profiles.
-        threshold: threshold of these changes, see `Change.verdict`.
-        path: file to write.
+    `changes` are between the first and the last tenth of a soak; empty for other profiles.
     """
     summaries = [stage.figures for stage in record.stages]
     rates = [stage.rate for stage in record.stages]

@@ -13,13 +13,7 @@ Prompt = str | Sequence[Message]  # a text, or the messages of a chat
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """Options of all requests of a load.
-
-    Args:
-        model: name of the model; None for the server's default.
-        is_streamed: request event streams.
-        max_new_tokens: largest number of generated tokens; None for the server's default.
-    """
+    """Options of all requests of a load; None stands for the server's default."""
 
     model: str | None = None
     is_streamed: bool = False
@@ -32,10 +26,7 @@ class LoadTarget:
 
     Args:
         path: path of the endpoint; `{model}` stands for the name of the model.
-        fields: function that returns the fields of the body of a request.
-        stream_path: path of the endpoint for streams; None if it has none.
         generates: the endpoint generates tokens, so that their number can be limited.
-        needs_model: a request must name the model.
         reads_chats: a prompt may be the messages of a chat.
         model_in_query: a request names the model in the query of the URL, if at all.
         reports_usage: responses have the numbers of tokens, and streams end with `[DONE]`.
@@ -56,7 +47,6 @@ class LoadTarget:
         return path.format(model=model) + (f"?model={model}" if self.model_in_query and model else "")
 
     def body(self, prompt: Prompt, options: RequestOptions) -> bytes:
-        """Return the JSON body of a request."""
         return orjson.dumps(self.fields(prompt, options))
 
 

@@ -32,16 +32,8 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
-    """Write tensors and metadata atomically: an interrupted write leaves the old file.
-
-    Args:
-        path: the safetensors file to write or replace.
-        tensors: by name.
-        facts: metadata that JSON can represent; stored in the header of the file.
-
-    Raises:
-        OSError: the file cannot be written, for example because the disk is full; the old file is
-            kept.
+    """Write tensors and `facts`, which JSON can represent, atomically: a write that is interrupted
+    or fails, for example because the disk is full (`OSError`), leaves the old file.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {"facts": json.dumps(dict(facts or {})), "format": "pt"}  # the format is for transformers
@@ -69,9 +61,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 def read_safetensors(path: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
     """Read a file of tensors; with `only_shapes`, they are on the device "meta", without values.
-
-    Raises:
-        SafetensorError: the file is damaged.
+    Raises `SafetensorError` if the file is damaged.
     """
     if not only_shapes:
         return load_file(path)
@@ -80,11 +70,7 @@ def read_safetensors(path: Path, *, only_shapes: bool = False) -> dict[str, Tens
 
 
 def load_tensors(path: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
-    """Read the tensors that `save_tensors` wrote, see `read_safetensors`.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Read what `save_tensors` wrote, see `read_safetensors`, but with `ValueError` for damage."""
     try:
         return read_safetensors(path, only_shapes=only_shapes)
     except SafetensorError as error:
@@ -92,11 +78,7 @@ def load_tensors(path: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
 
 
 def load_metadata(path: Path) -> dict[str, Any]:
-    """Read the metadata that `save_tensors` wrote.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Read the metadata that `save_tensors` wrote. Raises `ValueError` if the file is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             facts: dict[str, Any] = json.loads((file.metadata() or {}).get("facts", "{}"))
@@ -112,9 +94,8 @@ def _damaged(path: Path, error: SafetensorError) -> ValueError:
 def save_checkpoint(
     folder: Path, config: ArchitectureConfig, weights: Mapping[str, Tensor], tokenizer: Path, facts: Mapping[str, Any]
 ) -> None:
-    """Write a checkpoint, with `facts` (epoch, loss, ...) in the header of the weights file.
-
-    A model that others trained first is written in the layout of Hugging Face.
+    """Write a checkpoint, in the layout of Hugging Face if others trained the model first, with
+    `facts` (epoch, loss, ...) in the header of the weights file.
     """
     is_pretrained = isinstance(config, PretrainedConfig)
     texts = checkpoint_texts(config) if isinstance(config, PretrainedConfig) else {CONFIG: model_config_to_json(config)}
@@ -125,13 +106,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path) -> tuple[TranslationModel, Tokenizer]:
-    """Load a translation model with `load_model`.
-
-    Raises:
-        FileNotFoundError: see `load_model`.
-        UsageError: the checkpoint is not a translation model.
-        ValueError: see `load_model`.
-    """
+    """Load a translation model with `load_model`; raises `UsageError` for another model."""
     model, tokenizer = load_model(folder)
     if not isinstance(model, TranslationModel):
         raise UsageError(
@@ -144,10 +119,8 @@ def load_checkpoint(folder: Path) -> tuple[TranslationModel, Tokenizer]:
 def load_model(folder: Path) -> tuple[Model, Tokenizer]:
     """Load a model in evaluation mode on the CPU, and its tokenizer.
 
-    Raises:
-        FileNotFoundError: a file is missing; the message names it.
-        ValueError: a file cannot be read, or the configuration does not match the tokenizer or the
-            weights.
+    Raises `FileNotFoundError` for a missing file, and `ValueError` for one that cannot be read, or
+    if the configuration does not match the tokenizer or the weights.
     """
     config, tokenizer = load_parts(folder)
     model = build_model(config)
@@ -161,21 +134,15 @@ def load_model(folder: Path) -> tuple[Model, Tokenizer]:
 
 
 def one_line(error: Exception) -> str:
-    """Return the first two lines of an error message as one line.
-
-    For mismatched weights, PyTorch names the class in the first line and the first mismatch in the
-    second.
+    """Return the first two lines of an error message as one line. For mismatched weights, PyTorch
+    names the class in the first line and the first mismatch in the second.
     """
     return " ".join(line.strip() for line in str(error).splitlines()[:2])
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """Return the mean of the weights in several files (Vaswani et al. 2017, section 6.1).
-
-    The sum is computed in float64; the result is float32.
-
-    Raises:
-        ValueError: `paths` is empty, or a file is damaged.
+    """Return the mean of the weights in several files (Vaswani et al. 2017, section 6.1). The sum
+    is computed in float64; the result is float32.
     """
     if not paths:
         raise ValueError("no checkpoints to average")

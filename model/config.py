@@ -45,10 +45,7 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class StackConfig(ArchitectureConfig):
-    """Sizes of a stack of self-attention layers.
-
-    Brackets in comments give the names of table 3 of Vaswani et al. 2017.
-    """
+    """Sizes of self-attention layers; names of Vaswani et al. 2017, table 3, are in brackets."""
 
     d_model: Size = 512  # width of every layer [d_model]
     num_heads: Size = 8  # [h]
@@ -79,10 +76,7 @@ Sharing = Literal["headwise", "key-value", "layerwise"]
 
 @dataclass(frozen=True)
 class TransformerConfig(StackConfig):
-    """Configuration of an encoder-decoder Transformer.
-
-    The defaults are the base model of Vaswani et al. 2017.
-    """
+    """Encoder-decoder Transformer; the defaults are the base model of Vaswani et al. 2017."""
 
     encoder_layers: Size = 6  # [N]
     decoder_layers: Size = 6  # [N]
@@ -153,10 +147,8 @@ Score = Literal["none", "additive", "dot", "general", "concat", "location", "red
 
 @dataclass(frozen=True)
 class RecurrentConfig(ArchitectureConfig):
-    """Configuration of a recurrent encoder-decoder.
-
-    With `query` "previous", the decoder attends before it updates its state (Bahdanau et al. 2015);
-    with "current", it attends after the update (Luong et al. 2015).
+    """Recurrent encoder-decoder. With `query` "previous", the decoder attends before it updates its
+    state (Bahdanau et al. 2015); with "current", it attends afterwards (Luong et al. 2015).
     """
 
     cell: Literal["gru", "lstm"] = "gru"
@@ -220,8 +212,7 @@ Pooling = Literal["mean", "first", "last", "max"]
 
 @dataclass(frozen=True)
 class PretrainedConfig(ArchitectureConfig):
-    """Configuration of a model in the layout of Hugging Face, see
-    `sightline.model.data.pretrained`.
+    """Configuration of a model in the layout of Hugging Face (`sightline.model.data.pretrained`).
 
     The fields of `ArchitectureConfig` follow from config.json and the tokenizer, but may then be
     changed: `dropout` is that of hidden states, or of attention weights if the family has no other.
@@ -283,12 +274,7 @@ def model_config_to_json(config: ArchitectureConfig) -> str:
 
 
 def read_model_config(path: Path) -> ArchitectureConfig:
-    """Read what `model_config_to_json` wrote.
-
-    Raises:
-        ValueError: the file is not a JSON object, the architecture or a field is unknown, a field
-            is missing, or a value is not allowed; the message names the file and the field.
-    """
+    """Read what `model_config_to_json` wrote; a `ValueError` names the file and the field."""
     fields = read_fields(path)
     architecture = fields.pop("architecture", "transformer")  # older checkpoints have no such field
     if architecture not in MODELS:

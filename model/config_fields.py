@@ -16,10 +16,7 @@ Record = TypeVar("Record", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class Range:
-    """Range of a number.
-
-    Both ends are allowed, unless `exclusive_low` excludes the lower one.
-    """
+    """Range of a number, with both ends unless `exclusive_low` excludes the lower one."""
 
     low: float
     high: float = math.inf
@@ -50,10 +47,8 @@ Norm: TypeAlias = Annotated[float, Range(0.0, exclusive_low=True)]
 
 
 def check_fields(config: Any) -> None:
-    """Check each field of a dataclass against its type and its limits.
-
-    Raises:
-        ValueError: a value is not allowed; the message names the field, the limit and the value.
+    """Check each field of a dataclass against its type and its limits. Raises `ValueError` with the
+    field, the limit and the value.
     """
     for name, hint in get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name)
@@ -81,11 +76,7 @@ def to_json(fields: Mapping[str, Any]) -> str:
 
 
 def read_fields(path: Path) -> dict[str, Any]:
-    """Read the fields of a configuration.
-
-    Raises:
-        ValueError: the file is not a JSON object; the message names the file.
-    """
+    """Read the JSON object of a configuration. Raises `ValueError` if the file has none."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -97,10 +88,7 @@ def read_fields(path: Path) -> dict[str, Any]:
 
 def from_fields(kind: type[Record], fields: Mapping[str, Any], path: Path) -> Record:
     """Create a configuration from fields read from a file; missing fields get their defaults.
-
-    Raises:
-        ValueError: a field is unknown, a field without a default is missing, or a value is not
-            allowed; the message names the file and the field.
+    Raises `ValueError` that names the file and the field.
     """
     known = {field.name: field for field in dataclasses.fields(kind)}
     unknown = [name for name in fields if name not in known]

@@ -23,11 +23,7 @@ from sightline.model.training.start import TASK_ARCHITECTURES
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """Print the metrics of a checkpoint on held-out data.
-
-    Raises:
-        UsageError: the folder has no checkpoint, or the data do not belong to its task.
-    """
+    """Print the metrics of a checkpoint on held-out data."""
     run, checkpoint = _run_and_checkpoint(options.checkpoint)
     record = read_fields(run / "record.json") if (run / "record.json").is_file() else {}
     config, _ = load_parts(checkpoint)
@@ -80,10 +76,8 @@ def _record_metrics(run: Path, record: dict[str, Any], checkpoint: Path, report:
 
 
 def _held_out(record: Mapping[str, Any], data: Path, task: TaskName, **options: Any) -> Split:
-    """Return the records of `data` that the run was not trained on.
-
-    Raises:
-        UsageError: the run divided the data, and they have changed since.
+    """Return the records of `data` that the run was not trained on. Raises `UsageError` if the run
+    divided the data, and they have changed since.
     """
     seed = record.get("split_seed")
     if seed is None or data.resolve() != Path(record["data_path"]).resolve():
@@ -120,14 +114,7 @@ def _has_named_split(data: Path, source: str) -> bool:
 
 def evaluate_split(options: EvaluateOptions, checkpoint: Path, data: Path, source: str, target: str) -> dict[str, Any]:
     """Print the scores of translations of two files of a folder, in two ways of counting words, and
-    return the report.
-
-    Args:
-        options: options of the command.
-        checkpoint: folder of the checkpoint.
-        data: folder of the files.
-        source: ending of the file of sources.
-        target: ending of the file of references.
+    return the report. `source` and `target` are the endings of the files.
     """
     scores, report = evaluated(
         checkpoint, data, options.split, source, target, options.num_beams, options.length_penalty, options.limit
@@ -143,11 +130,7 @@ def evaluate_split(options: EvaluateOptions, checkpoint: Path, data: Path, sourc
 
 
 def _default_split(data: Path, source: str, target: str) -> str:
-    """Return the test split of Multi30k if the folder has it, otherwise the validation split.
-
-    Raises:
-        FileNotFoundError: the folder has neither; the message names the missing files.
-    """
+    """Return the test split of Multi30k if the folder has it, otherwise the validation split."""
     missing = list[Path]()
     for split in (TEST_SPLIT, VALIDATION_SPLIT):
         absent = [path for path in (data / f"{split}.{source}", data / f"{split}.{target}") if not path.is_file()]

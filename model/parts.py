@@ -26,13 +26,10 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def load_parts(folder: Path) -> tuple[ArchitectureConfig, Tokenizer]:
-    """Read the configuration and the tokenizer of a checkpoint.
+    """Read the configuration and the tokenizer of a checkpoint, also in the layout of Hugging Face.
 
-    A checkpoint of a model that others trained first has the layout of Hugging Face.
-
-    Raises:
-        FileNotFoundError: one of the three files is missing; the message names it.
-        ValueError: a file cannot be read, or the configuration does not match the tokenizer.
+    Raises `FileNotFoundError` for a missing file, and `ValueError` for one that cannot be read, or
+    if the configuration does not match the tokenizer.
     """
     if is_pretrained(folder):
         return read_pretrained(folder)

@@ -10,22 +10,14 @@ def default_device() -> torch.device:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return an autocast context that computes matrix products in `precision`.
-
+    """Return an autocast context that computes matrix products in "bfloat16", or "float32" (off).
     Weights, their gradients and sums stay float32 (Micikevicius et al. 2018).
-
-    Args:
-        device: device of the model.
-        precision: "float32" (autocast is off) or "bfloat16".
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def product_type(x: Tensor) -> torch.dtype:
-    """Return the type that autocast uses for products on the tensor's device.
-
-    Without autocast, it is the tensor's own type.
-    """
+    """Return the type of autocast's products on the tensor's device, or the tensor's own type."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 

@@ -45,14 +45,8 @@ class Reference(Generic[AnyModel]):
     def limits(
         self, compute: Callable[[AnyModel], Mapping[str, Array]]
     ) -> tuple[Mapping[str, Array], dict[str, float]]:
-        """Compute exact results and the largest accepted error of each.
-
-        Args:
-            compute: runs a model and returns named float64 arrays.
-
-        Returns:
-            The exact arrays, and by name the largest absolute difference that float32 rounding
-            explains.
+        """Return the exact float64 arrays that `compute` returns by name, and by name the largest
+        absolute difference that float32 rounding explains.
         """
         exact = compute(self.exact)
         limits = dict.fromkeys(exact, 0.0)

@@ -89,18 +89,9 @@ class _Beginning:
 
 
 def train(task: TaskName, data: Path, run: Path, options: Mapping[str, Value], check_files: CheckFiles) -> None:
-    """Train a model on data, or resume the run.
-
-    Args:
-        task: task of the model.
-        data: path of the data.
-        run: folder of the run.
-        options: options that the user gave, by their keys in a configuration file.
-        check_files: checks files of others.
-
-    Raises:
-        UsageError: options or data can never work.
-        OSError, ValueError: see `Trainer`.
+    """Train a model on data, or resume the run. `options` are those that the user gave, by their
+    keys in a configuration file. Raises `UsageError` for options or data that can never work, and
+    `OSError` or `ValueError` as `Trainer` does.
     """
     with locked(run):
         _train(task, data, run, options, check_files)
@@ -175,10 +166,8 @@ def _text(values: Mapping[str, Value], name: str) -> str | None:
 
 
 def _stored_options(folder: RunFolder, task: TaskName) -> dict[str, Value]:
-    """Return the options of the run in a folder.
-
-    Raises:
-        UsageError: the run is of another task, or another command has started it.
+    """Return the options of the run in a folder. Raises `UsageError` for a run of another task, or
+    one that another command started.
     """
     path = folder.path / OPTIONS_FILE
     if not path.is_file():
@@ -192,11 +181,7 @@ def _stored_options(folder: RunFolder, task: TaskName) -> dict[str, Value]:
 def _check_unchanged(
     folder: RunFolder, task: TaskName, stored: Mapping[str, Value], values: Mapping[str, Value]
 ) -> None:
-    """Check that a resumed run has the options that it was started with.
-
-    Raises:
-        UsageError: it has others.
-    """
+    """Check that a resumed run has the options that it was started with."""
     changed = [
         flag_name(key)
         for key, default in defaults_of(task).items()
@@ -287,7 +272,6 @@ def _from_tokenizer(
 
 
 def _prepare(run: Path, corpus: Corpus, facts: Facts, beginning: _Beginning, values: Mapping[str, Value]) -> Prepared:
-    """Encode the data."""
     limit = values["max_length_tokens"]
     longest = MAX_LENGTH_TOKENS if limit == AUTO else int(limit)
     if beginning.model is not None:
@@ -300,11 +284,7 @@ def _prepare(run: Path, corpus: Corpus, facts: Facts, beginning: _Beginning, val
 def _encode(
     tokenizer: Tokenizer, records: Sequence[Any], *, labels: Sequence[str], max_length_tokens: int, model: Any
 ) -> list[Any]:
-    """Encode records for a model of this project, or for one of others.
-
-    Raises:
-        UsageError: the tokenizer or the chat template cannot encode a record.
-    """
+    """Encode records for a model of this project, or for one of others."""
     try:
         if isinstance(model, PretrainedConfig) and model.task == "language-model":
             return encode_records(model, tokenizer, records)
@@ -333,10 +313,8 @@ def _recipe(
     corpus: Corpus,
     updates_in_time: int | None = None,
 ) -> Recipe:
-    """Choose the settings that the user left open.
-
-    Raises:
-        UsageError: given values contradict each other.
+    """Choose the settings that the user left open. Raises `UsageError` for given ones that
+    contradict each other.
     """
     if values["precision"] == AUTO and "precision" not in fields:
         precision: Precision = "bfloat16" if default_device().type == "cuda" else "float32"
@@ -362,10 +340,9 @@ def _recipe(
 
 
 def _check_space(run: Path, recipe: Recipe) -> None:
-    """Check that the disk has space for two states, and for the weights that a run keeps.
-
-    The checkpoints that the folder has already count as space, because the run keeps or replaces
-    them. A new state and the weights of an epoch are always written before older ones are removed.
+    """Check that the disk has space for two states, and for the weights that a run keeps. Existing
+    checkpoints count as space, because the run keeps or replaces them, but a new state and the
+    weights of an epoch are always written before older ones are removed.
     """
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in build_model(recipe.model).parameters())
@@ -378,14 +355,8 @@ def _check_space(run: Path, recipe: Recipe) -> None:
 def _details(
     corpus: Corpus, prepared: Prepared, values: Mapping[str, Value], data: Path, earlier: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return facts for the record of a run that no other file of the run has.
-
-    Args:
-        corpus: files and splits.
-        prepared: the encoded corpus.
-        values: values of the options.
-        data: path of the corpus.
-        earlier: record of the run so far, whose commands are kept.
+    """Return facts for the record of a run that no other file of the run has. `earlier` is the
+    record so far, whose commands are kept.
     """
     commands, command = str(earlier.get("command") or "").splitlines(), shlex.join(["sightline", *sys.argv[1:]])
     details: dict[str, Any] = {

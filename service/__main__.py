@@ -42,9 +42,7 @@ class RayOptions(Options):
 def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None) -> int:
     """Serve, and return the exit code if the service cannot start.
 
-    Args:
-        arguments: flags of the command line.
-        parser: parser that gets the flags; by default that of `python -m sightline.service`.
+    `parser` gets the flags; by default that of `python -m sightline.service`.
     """
     open_missing_streams()
     parser = parser or service_parser()
@@ -82,10 +80,9 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
 
 
 def check_one_runtime(installed: Sequence[str]) -> None:
-    """Check that exactly one ONNX Runtime is installed: two overwrite each other's files.
+    """Raise `SettingsError` unless exactly one ONNX Runtime is installed.
 
-    Raises:
-        SettingsError: none or both are installed.
+    Two overwrite each other's files.
     """
     if len(installed) == len(RUNTIMES):
         raise SettingsError(

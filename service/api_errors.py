@@ -38,9 +38,7 @@ ErrorCode = Literal[
 
 @dataclass(frozen=True)
 class ErrorKind:
-    """HTTP status and type of an error code; `message` is used where an error has no message of its
-    own.
-    """
+    """HTTP status and type of an error code; `message` is for errors without one of their own."""
 
     status: int
     type: ErrorType
@@ -165,7 +163,6 @@ class ApiError(Exception):
         """Create an error.
 
         Args:
-            code: the error code.
             message: full sentences; the code's own message if absent.
             field: canonical name of the field at fault.
             index: position of the value at fault in a field that is a list.
@@ -185,8 +182,7 @@ class ApiError(Exception):
     def param(self, names: Mapping[str, str]) -> str | None:
         """Return the path of the invalid value.
 
-        Args:
-            names: the API's own names by canonical name; a name may have an index.
+        `names` are the API's own names by canonical name; a name may have an index.
         """
         if self.field is None:
             return self._path
@@ -227,7 +223,11 @@ class _Names(dict[str, str]):
     """Maps a canonical name to an API's own; names that are the same in both need no entry."""
 
     def __missing__(self, name: str) -> str:
-        return name
+        return SAMPLING[name].format_map(self) if name in SAMPLING else name
+
+
+# Names of sampling and of its absence; APIs without `do_sample` have their own.
+SAMPLING = {"sampling": "{do_sample}: true", "no_sampling": "{do_sample}: false"}
 
 
 class ClientGoneError(Exception):

@@ -7,7 +7,9 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from sightline import __version__
 from sightline.base.bundle import BundleError, Languages
@@ -74,16 +76,12 @@ def create_app(
     end_process: Callable[[int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> FastAPI:
-    """Create the application. It starts to load the models when its lifespan starts.
+    """Create the application, whose lifespan starts to load the models in a thread of its own.
 
-    Args:
-        settings: settings of this process.
-        load: loads the models, in a thread of its own.
-        end_process: called once with an exit code if the process cannot serve: no model can be
-            loaded, or the engine has died.
-        on_ready: called when the models are loaded.
+    `end_process` is called once with an exit code if the process cannot serve: no model can be
+    loaded, or the engine has died. `on_ready` is called when the models are loaded.
     """
-    service = Service(settings, Metrics(__version__), NoPeers())
+    service = Service(settings, Metrics(__version__, settings.request_timeout_s), NoPeers())
     service.metrics.set_limits(settings.limits)
 
     @contextlib.asynccontextmanager
@@ -118,7 +116,7 @@ def create_app(
     app.add_middleware(Dispatcher, service=service, table=app.table)
     if settings.allowed_origins:
         app.add_middleware(
-            CORSMiddleware,
+            Cors,
             allow_origins=settings.allowed_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # client libraries in pages send their own, such as x-stainless-lang
@@ -128,6 +126,17 @@ def create_app(
     app.state.service = service
     app.state.pages = docs.Pages(app.openapi, settings.allowed_frames)
     return app
+
+
+class Cors(CORSMiddleware):
+    """Middleware for pages of other origins, which names the setting if it rejects one."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code != 200:
+            response.body = bytes(response.body) + b": SIGHTLINE_CORS_ORIGINS has the origins that the service allows"
+            response.headers["content-length"] = str(len(response.body))
+        return response
 
 
 async def _load_and_watch(
@@ -182,7 +191,7 @@ async def _follow(keys: KeyRing) -> None:
     """Read the keys again when their file changes."""
     while True:
         await asyncio.sleep(WATCH_INTERVAL_S)
-        keys.reload()
+        await run_in_daemon_thread(keys.reload)
 
 
 def log_ready(service: Service) -> None:

@@ -3,8 +3,9 @@
 import difflib
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
@@ -38,16 +39,17 @@ UNKNOWN_FIELD = "extra_forbidden"  # type of Pydantic's errors
 # Similarity of an unknown field to the field that an error suggests: `inputs` is similar to
 # `text_input`, but `text` is not similar to `target`.
 MIN_SIMILARITY = 0.61
-# Words of Pydantic's messages and those of this service.
+# Words of Pydantic's messages, as regular expressions, and those of this service.
 PYDANTIC_WORDS = (
-    ("Input should ", "It must "),
-    ("List should ", "It must "),
-    ("Tuple should ", "It must "),
-    ("String should ", "It must "),
-    ("a valid list", "a list"),
-    ("a valid tuple", "a list"),
+    (r"^[A-Z][A-Za-z ]* should ", "It must "),
+    ("a valid list|a valid tuple", "a list"),
     ("a valid dictionary", "an object"),
     (" after validation, not ", ", got "),
+    (", unable to parse string as an? (integer|number)", ", such as 3"),
+    (", unable to interpret input", ", true or false"),
+    (r"\bTrue\b", "true"),
+    (r"\bFalse\b", "false"),
+    (r"\bNone\b", "null"),
 )
 JSON_VALUES = {str: "a string", list: "a list", dict: "an object", NoneType: "null"}
 JSON_TYPES = {bool: "boolean", int: "number", str: "string", dict: "object", list: "array"}
@@ -61,9 +63,7 @@ def list_schema(items: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_optional_fields(schema: dict[str, Any]) -> None:
-    """Copy the description of an optional field's type, which Pydantic leaves in `anyOf`, to the
-    field itself.
-    """
+    """Copy the description of an optional field's type from `anyOf`, where Pydantic leaves it."""
     for field in schema.get("properties", {}).values():
         for kind in field.get("anyOf", ()):
             if "description" in kind and "description" not in field:
@@ -71,9 +71,7 @@ def describe_optional_fields(schema: dict[str, Any]) -> None:
 
 
 def field_error(code: str, message: str, *path: str | int) -> PydanticCustomError:
-    """Create an error with a code of `ERRORS`; `path` is relative to the value that is being
-    validated.
-    """
+    """Create an error with a code of `ERRORS`; `path` is relative to the validated value."""
     # Pydantic formats the template with the context, so braces in the message must come from there.
     return PydanticCustomError(code, "{message}", {"message": message, "path": path})
 
@@ -120,10 +118,15 @@ class Texts:
     second_texts: Annotated[
         tuple[str | None, ...] | None, Field(description="Second text of each input that is a pair of texts.")
     ] = None
+    are_prompts: Annotated[bool, Field(description="Names of special tokens stand for them.")] = False
 
     @classmethod
     def one(cls, text: str) -> "Texts":
         return cls((text,), is_list=False)
+
+    def as_prompts(self) -> "Texts":
+        """Return the texts as raw prompts, in which names of special tokens stand for them."""
+        return replace(self, are_prompts=True)
 
     def index(self, position: int) -> int | None:
         """Return the index of a text for an error; None for a text that is not in a list."""
@@ -134,7 +137,8 @@ class Texts:
     def select(self, indices: Sequence[int]) -> "Texts":
         """Return some of the texts; errors still name their indices in the request."""
         second_texts = self.second_texts and tuple(self.second_texts[index] for index in indices)
-        return Texts(tuple(self.texts[index] for index in indices), self.is_list, tuple(indices), second_texts)
+        texts = tuple(self.texts[index] for index in indices)
+        return replace(self, texts=texts, indices=tuple(indices), second_texts=second_texts)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -156,11 +160,9 @@ class IdLists:
 
 
 def check_text(value: Any, *path: int, allow_blank: bool = False) -> str:
-    """Return a value that is a string with more than whitespace, or with `allow_blank` any string;
-    `path` leads to it.
+    """Return a string with more than whitespace, or with `allow_blank` any string.
 
-    Raises:
-        PydanticCustomError: it is something else.
+    Raises `PydanticCustomError` for any other value; `path` leads to it.
     """
     if not isinstance(value, str):
         raise field_error("invalid_parameter", "It must be a string.", *path)
@@ -231,9 +233,7 @@ def check_texts_or_ids(value: Any) -> Texts | IdLists:
 
 
 def must_equal(default: Any = None) -> PlainValidator:
-    """Return the validator of a field that is accepted for compatibility: its value must be null or
-    the default.
-    """
+    """Return the validator of a field kept for compatibility: it must be null or the default."""
     values = "null" if default is None else f"{json.dumps(default)} or null"
 
     def check(value: Any) -> None:
@@ -248,17 +248,14 @@ def must_equal(default: Any = None) -> PlainValidator:
 
 
 def described_as(kind: Any) -> BeforeValidator:
-    """Return a validator that accepts any value, which is validated elsewhere; OpenAPI describes it
-    as `kind`.
-    """
+    """Return a validator of any value, checked elsewhere, that OpenAPI describes as `kind`."""
     return BeforeValidator(lambda value: value, json_schema_input_type=kind)
 
 
 def check_word(value: Any) -> str:
-    """Return a value that is a string with more than whitespace, and no longer than any token.
+    """Return a string with more than whitespace, and no longer than any token.
 
-    Raises:
-        PydanticCustomError: it is something else.
+    Raises `PydanticCustomError` for any other value.
     """
     word = check_text(value)
     if len(word) > MAX_WORD_CHARACTERS:
@@ -289,29 +286,21 @@ Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(TEXT_SCHEMA)]
 Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]
 
 
-def validate(document: dict[str, Any], model: type[Model]) -> Model:
-    """Validate a JSON object.
+def validate(document: dict[str, Any], model: type[Model], *, is_strict: bool = True) -> Model:
+    """Validate a JSON object, or with `is_strict=False` the fields of a form, which are texts.
 
-    Raises:
-        ApiError: the first value that is not allowed.
+    Raises `ApiError` for the first value that is not allowed.
     """
     try:
-        return model.model_validate(document)
+        return model.model_validate(document, strict=None if is_strict else False)
     except ValidationError as error:
         raise unknown_field(document, model) or first_error(error, kind=model) from None
 
 
 def validate_part(part: Any, adapter: TypeAdapter[T], kind: Any, *path: str) -> T:
-    """Validate a part of a request.
+    """Validate the part of a request at `path`; errors about unknown fields need its type `kind`.
 
-    Args:
-        part: the value.
-        adapter: validator of its type.
-        kind: its type, which errors about unknown fields need.
-        path: path of this part in the request.
-
-    Raises:
-        ApiError: the first value that is not allowed.
+    Raises `ApiError` for the first value that is not allowed.
     """
     try:
         return adapter.validate_python(part)
@@ -340,10 +329,7 @@ def unknown_field(document: dict[str, Any], kind: Any, *path: str) -> ApiError |
 def unknown_field_error(name: str, kind: Any, path: Sequence[str | int]) -> ApiError:
     """Return the error of an unknown field, with the nearest known field.
 
-    Args:
-        name: name of the field as the client wrote it.
-        kind: type of the object that has the field; None if it is not known.
-        path: path of this object.
+    `kind` is the type of the object at `path` that has the field; None if it is not known.
     """
     known, owner = fields_of(kind), path_of(path) or "the body"
     shown = path_of((*path, name)) if is_word(name) else None
@@ -385,9 +371,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def _type_at(kind: Any, path: Sequence[str | int]) -> Any:
-    """Return the type of the value at a path inside a value of type `kind`; None if it is not
-    known.
-    """
+    """Return the type of the value at a path in a value of type `kind`; None if it is not known."""
     for part in path:
         if isinstance(part, str):
             kind = fields_of(kind).get(part)
@@ -398,6 +382,7 @@ def _type_at(kind: Any, path: Sequence[str | int]) -> Any:
 HINTS = {
     ("greater_than", "temperature"): "; for the most probable tokens, leave it out or set do_sample to false",
     ("literal_error", "role"): "; there are no tools, so send the result of a tool as a message of the user",
+    ("literal_error", "stream"): "; leave it out, because this route always streams",
     **{
         ("less_than_equal", name): "; GET /v1/models has the limits of each model"
         for name in ("max_new_tokens", "max_tokens", "max_completion_tokens", "num_predict")
@@ -406,13 +391,7 @@ HINTS = {
 
 
 def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = None) -> ApiError:
-    """Return the first error of a validation.
-
-    Args:
-        error: errors of the validation.
-        path: path of the validated value.
-        kind: type of the validated value.
-    """
+    """Return the first error of a validation of a value at `path` of type `kind`."""
     errors = error.errors(include_url=False)
     # An unknown field first: a misspelled name also leaves the intended field missing.
     first = next((details for details in errors if details["type"] == UNKNOWN_FIELD), errors[0])
@@ -437,7 +416,7 @@ def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = No
 def reworded(message: str) -> str:
     """Return a message of Pydantic in the words of this service."""
     for theirs, ours in PYDANTIC_WORDS:
-        message = message.replace(theirs, ours)
+        message = re.sub(theirs, ours, message)
     return message
 
 

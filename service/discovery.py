@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sightline.base.bundle import MANIFEST, BundleError, Manifest, MissingBundleError, check_files, read_manifest
+from sightline.base.errors import did_you_mean, list_of
 
 logger = logging.getLogger(__name__)
 
@@ -22,16 +23,9 @@ def find_bundles(
     """Find the bundles in a folder, and return their manifests by bundle folder in sorted order.
 
     Other files than the manifests are opened only if two bundles have the same name: then the first
-    that is not damaged is found.
-
-    Args:
-        folder: folder whose subfolders are bundles.
-        default_models: names of models that must be there.
-        on_failure: called for each bundle whose manifest cannot be used; raises by default.
-
-    Raises:
-        BundleError: the folder cannot be listed, has no bundles, or does not have the default
-            model.
+    that is not damaged is found. `on_failure` is called for each bundle whose manifest cannot be
+    used; it raises by default. Raises `BundleError` if the folder cannot be listed, has no bundles,
+    or lacks a default model.
     """
     try:
         paths = sorted(folder.iterdir())
@@ -64,13 +58,16 @@ def find_bundles(
             bundles[path] = manifest
             folders[manifest.name] = path
     if not bundles and not num_failed:
-        raise MissingBundleError(f"no folder in {folder} has a {MANIFEST}; `sightline export` writes bundles")
+        raise MissingBundleError(
+            f"no folder in {folder} has a {MANIFEST}; `sightline models get` downloads bundles, and `sightline export` "
+            "writes them"
+        )
     for name in default_models:
         if name not in folders:
-            present = ", ".join(folders) or "no bundle that can be read"
+            present = list_of(folders) or "no bundle that can be read"
             raise MissingBundleError(
-                f"the default model {name} is not in {folder}, which has {present}; set SIGHTLINE_DEFAULT_MODEL or "
-                "--default-model to a model of the folder, or to nothing"
+                f"the default model {name} is not in {folder}{did_you_mean(name, folders)}, which has {present}; set "
+                "SIGHTLINE_DEFAULT_MODEL or --default-model to a model of the folder, or to nothing"
             )
     return bundles
 
@@ -88,8 +85,7 @@ def _is_damaged(path: Path, manifest: Manifest, on_failure: OnFailure) -> bool:
 def _is_bundle(path: Path) -> bool:
     """Return True for a folder with a manifest that is not hidden.
 
-    Raises:
-        BundleError: the folder cannot be entered.
+    Raises `BundleError` if the folder cannot be entered.
     """
     try:
         (path / MANIFEST).lstat()

@@ -31,14 +31,7 @@ NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  
 
 @dataclass(frozen=True)
 class Matrix:
-    """One attention map with the labels of its rows and columns.
-
-    Args:
-        title: description of the map.
-        rows: tokens that attend.
-        columns: tokens that are attended to.
-        weights: attention weights, (rows, columns).
-    """
+    """One attention map (rows, columns) with labels; `rows` attend to `columns`."""
 
     title: str
     rows: Sequence[str]
@@ -118,9 +111,7 @@ def alignment(matrix: Matrix) -> str:
 def heads(title: str, layers: Sequence[tuple[int, Sequence[tuple[int, Matrix]]]]) -> str:
     """Return a grid of small heat maps: a line for each layer, a column for each head.
 
-    Args:
-        title: title of the picture.
-        layers: index of each layer, and its heads with their indices.
+    Layers and heads have their indices.
     """
     size, gap, left, top = 84, 8, 76, 62
     indices = [head for head, _ in layers[0][1]]

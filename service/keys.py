@@ -1,10 +1,11 @@
 """API keys: a file with the hash, label and role of each key.
 
-Keys are long and random, so that SHA-256 is a safe hash of them: nobody can try all keys, unlike
-all passwords.
+Keys are long and random, so that SHA-256 is a safe hash: nobody can try all keys, unlike passwords.
 """
 
+import errno
 import fcntl
+import json
 import logging
 import os
 import secrets
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,6 +22,9 @@ Role = Literal["use", "admin"]
 KEY_PREFIX = "sl-"  # so that people and tools recognize a key
 KEY_BYTES = 32  # random bytes of a key
 NEW_FILE_MODE = 0o600
+# Errors of a file that cannot be replaced although it may be writable: it is mounted, or its folder
+# is read-only or of another user.
+IN_PLACE = (errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)
 logger = logging.getLogger(__name__)
 
 
@@ -52,20 +56,15 @@ class Key(BaseModel):
 class _KeyFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    keys: tuple[Key, ...] = ()
+    keys: tuple[Any, ...] = ()
 
 
 class KeyRing:
     """The keys of a file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
-
-        Raises:
-            KeysError: see `read_keys`.
-        """
         self._path = path
-        self._signature = self._read_signature()
+        self._digest = _digest_of(path)
         self._by_hash = _by_hash(read_keys(path))
 
     def find(self, secret: bytes) -> Key | None:
@@ -76,11 +75,21 @@ class KeyRing:
         return self._by_hash.get(sha256(secret).hexdigest())
 
     def reload(self) -> None:
-        """Read the file if it has changed. If it is not valid, the former keys stay."""
-        signature = self._read_signature()
-        if signature == self._signature:
+        """Read the file if its content has changed. If it is not valid, the former keys stay.
+
+        It may run in another thread than `find`.
+        """
+        digest = _digest_of(self._path)
+        if digest == self._digest:
             return
-        self._signature = signature
+        self._digest = digest
+        if digest == REPLACED:
+            logger.error(
+                "%s is mounted alone and was replaced outside: changes of its keys are not seen any more; mount the "
+                "folder of the file instead, and restart the service",
+                self._path,
+            )
+            return
         try:
             self._by_hash = _by_hash(read_keys(self._path))
         except KeysError as error:
@@ -88,12 +97,16 @@ class KeyRing:
         else:
             logger.info("read the keys again", extra={"fields": {"keys": len(self._by_hash)}})
 
-    def _read_signature(self) -> tuple[int, ...]:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return ()
-        return status.st_ino, status.st_size, status.st_mtime_ns
+
+REPLACED = b""  # in place of the digest of a mounted file that has no name any more where it was
+
+
+def _digest_of(path: Path) -> bytes | None:
+    """Return the digest of a file, as size and times may not show a change; None if unreadable."""
+    try:
+        return sha256(path.read_bytes()).digest() if path.stat().st_nlink else REPLACED
+    except OSError:
+        return None
 
 
 def _by_hash(keys: Sequence[Key]) -> dict[str, Key]:
@@ -101,23 +114,27 @@ def _by_hash(keys: Sequence[Key]) -> dict[str, Key]:
 
 
 def read_keys(path: Path) -> Sequence[Key]:
-    """Read a file of keys.
-
-    Raises:
-        KeysError: the file cannot be read or is not valid.
-    """
+    """Read a file of keys. Raises `KeysError` if it cannot be read or is not valid."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise KeysError(
-            f"the file of keys {path} cannot be read: {error.strerror}; `sightline keys add` writes it"
-        ) from None
+        advice = "`sightline keys add` writes it"
+        if isinstance(error, PermissionError):
+            advice = f"this process is user {os.geteuid()}: make it the owner of the file with `chown`"
+        raise KeysError(f"the file of keys {path} cannot be read: {error.strerror}; {advice}") from None
+    keys, loc = list[Key](), tuple[int | str, ...]()
     try:
-        keys = _KeyFile.model_validate_json(content).keys
+        # The reader calls a Python function for each object, and keys are validated one by one, so
+        # that other threads have their turn while many keys are read.
+        for entry in _KeyFile.model_validate(json.loads(content, object_hook=lambda entry: entry)).keys:
+            loc = "keys", len(keys)
+            keys.append(Key.model_validate(entry))
     except ValidationError as error:
         first = error.errors(include_input=False)[0]  # a value may be a key that was written by mistake
-        place = ".".join(map(str, first["loc"]))
+        place = ".".join(map(str, (*loc, *first["loc"])))
         raise KeysError(f"{path} is not a file of keys: {place + ': ' if place else ''}{first['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        raise KeysError(f"{path} is not a file of keys: it is not JSON: {error}") from None
     for name in ("label", "sha256"):
         for value, count in Counter(getattr(key, name) for key in keys).items():
             if count > 1:
@@ -128,8 +145,7 @@ def read_keys(path: Path) -> Sequence[Key]:
 def add_key(path: Path, label: str, role: Role, quota: Quota | None = None) -> str:
     """Add a key to a file, which is created if it does not exist, and return the key.
 
-    Raises:
-        KeysError: the label is not valid or is in use, or the file cannot be read or written.
+    Raises `KeysError` if the label is not valid or is in use, or the file cannot be used.
     """
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:
@@ -147,11 +163,7 @@ def add_key(path: Path, label: str, role: Role, quota: Quota | None = None) -> s
 
 
 def remove_key(path: Path, label: str) -> None:
-    """Remove a key from a file.
-
-    Raises:
-        KeysError: there is no such key, or the file cannot be read or written.
-    """
+    """Remove a key from a file. Raises `KeysError` if it has no such key, or cannot be used."""
     with _changing(path) as keys:
         kept = [key for key in keys if key.label != label]
         if len(kept) == len(keys):
@@ -181,7 +193,10 @@ def _changing(path: Path) -> Iterator[list[Key]]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file as a whole; it keeps its mode and its owner."""
+    """Write a file as a whole; it keeps its mode and its owner.
+
+    If it is mounted alone, or if only its content may be changed, it is written in place.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, NEW_FILE_MODE), "wb") as file:
@@ -193,5 +208,12 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno not in IN_PLACE or not path.exists():
+            raise
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, len(content))  # a full disk fails before anything is written
+            file.write(content)
+            file.truncate()
     finally:
         temporary.unlink(missing_ok=True)

@@ -50,7 +50,7 @@ from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.device import DeviceRunner
 from sightline.service.runtime.ort import OnnxRunner
 from sightline.service.runtime.provider import Provider, choose_provider
-from sightline.service.runtime.state_memory import row_bytes, rows_within, trim_heap
+from sightline.service.runtime.state_memory import fitted_rows, row_bytes, rows_within, trim_heap
 from sightline.service.runtime.thread_counts import ThreadPlan
 from sightline.service.settings import ALL_MODELS, Settings
 
@@ -73,8 +73,7 @@ class TokenizerCache:
     def read(self, path: Path, sha256: str) -> TextTokenizer:
         """Return a tokenizer; read its file only if no equal one was read before.
 
-        Raises:
-            BundleError: the file is not a tokenizer.
+        Raises `BundleError` if the file is not a tokenizer.
         """
         with self._locks[sha256]:
             tokenizer = self._tokenizers.get(sha256)
@@ -98,12 +97,8 @@ def load_backend(
     """Load the bundles of a folder. The worker is not started yet.
 
     A bundle that fails to load is logged and left out, unless the settings ask for strict loading.
-    Of models that are loaded on their first use, only the manifests are read.
-
-    Args:
-        settings: settings of the process.
-        observer_of: returns the observer of a model's engine.
-        plan: numbers of threads of the graphs; by default, they are measured.
+    Of models that are loaded on their first use, only the manifests are read. Without a `plan`, the
+    numbers of threads are measured.
 
     Raises:
         BundleError: no bundle can be served, the default model is missing or fails to load, or any
@@ -139,9 +134,7 @@ def load_backend(
 
 
 def _warn_of_changed_defaults(manifests: Iterable[Manifest], backend: Backend, chosen: Sequence[str]) -> None:
-    """Log a warning for tasks whose default model is another one, or missing, because a bundle
-    failed.
-    """
+    """Log a warning for tasks whose default model changed or is missing because a bundle failed."""
     defaults = default_models(backend.manifests.values(), chosen)
     expected = default_models(manifests, chosen)
     changes: dict[str, list[str]] = {}  # tasks by effect
@@ -173,16 +166,8 @@ def load_bundles(
 
     Models and failures are in the order of the bundles, however long each of them takes. Rows
     follow from the memory for all models, so that the memory suffices when every model is loaded.
-
-    Args:
-        bundles: the manifests by folder.
-        settings: settings of the process.
-        observer_of: returns the observer of a model's engine.
-        on_failure: called for each bundle that fails to load; raises by default.
-        plan: numbers of threads of the graphs; by default, they are measured.
-
-    Raises:
-        RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
+    `on_failure` is called for each bundle that fails to load; it raises by default. Without a
+    `plan`, the numbers of threads are measured. Raises `RuntimeUnavailableError`.
     """
     started = time.perf_counter()
     provider, tokenizers = choose_provider(settings.provider), TokenizerCache()
@@ -193,14 +178,17 @@ def load_bundles(
     # Bundles that are lazy by their manifest are many, and few of them are used.
     counted = [bundle for bundle in bundles.values() if not bundle.lazy] or list(bundles.values())
     max_rows = settings.max_rows or rows_within(settings.max_state_bytes, map(row_bytes, counted), provider)
-    settings = settings.model_copy(
-        update={"max_rows": max_rows, "max_prefix_cache_bytes": _prefix_cache_share(settings, counted)}
-    )
+    settings = settings.model_copy(update={"max_prefix_cache_bytes": _prefix_cache_share(settings, counted)})
     lazy = {bundle.name: bundle for bundle in bundles.values() if bundle.lazy or settings.is_lazy(bundle.name)}
     bundles = {folder: manifest for folder, manifest in bundles.items() if manifest.name not in lazy}
 
     loads = [
-        partial(_attempt, folder, settings, partial(_open_bundle, folder, manifest, provider, settings, tokenizers))
+        partial(
+            _attempt,
+            folder,
+            settings,
+            partial(_open_bundle, folder, manifest, provider, _with_rows(settings, manifest, max_rows), tokenizers),
+        )
         for folder, manifest in bundles.items()
     ]
     opened_bundles = run_in_threads(loads, usable_threads())
@@ -244,12 +232,18 @@ class BundleRepository:
         """See `ModelRepository.find`."""
         return {manifest.name: manifest for manifest in self._find().values()}
 
+    def check(self, name: str) -> None:
+        """See `ModelRepository.check`."""
+        for folder, manifest in self._find().items():
+            if manifest.name == name:
+                check_files(folder, manifest)
+
     def load(self, name: str, reserved_bytes: int) -> LoadedModel:
         """See `ModelRepository.load`.
 
         The model gets the rows that fit into the memory for decoder states beside the other loaded
-        models, but at least `MAX_BEAMS`, as at start; `max_rows` sets another number. The rows of
-        loaded models do not change.
+        models, but at least `MAX_BEAMS` if so many fit without the others, as at start; `max_rows`
+        sets another number. The rows of loaded models do not change.
         """
         bundles = self._find()
         matches = {folder: manifest for folder, manifest in bundles.items() if manifest.name == name}
@@ -259,11 +253,10 @@ class BundleRepository:
         limit = self._settings.max_state_bytes
         if not self._settings.max_rows:
             _with_enough_memory(matches, limit, raise_failure)
-        max_rows = self._settings.max_rows or rows_within(
-            max(0, limit - reserved_bytes), [row_bytes(manifest)], self._provider
-        )
+        max_rows = rows_within(max(0, limit - reserved_bytes), [row_bytes(manifest)], self._provider)
         share = _prefix_cache_share(self._settings, bundles.values())
-        settings = self._settings.model_copy(update={"max_rows": max_rows, "max_prefix_cache_bytes": share})
+        settings = self._settings.model_copy(update={"max_prefix_cache_bytes": share})
+        settings = _with_rows(settings, manifest, max_rows)
 
         def load() -> LoadedModel:
             opened = _open_bundle(folder, manifest, self._provider, settings, self._tokenizers)
@@ -307,21 +300,35 @@ def _attempt(folder: Path, settings: Settings, load: Callable[[], Result]) -> Re
 def _with_enough_memory(
     bundles: Mapping[Path, Manifest], num_bytes: int, on_failure: OnFailure
 ) -> dict[Path, Manifest]:
-    """Return the bundles whose smallest number of rows fits into the memory for decoder states."""
+    """Return the bundles of which at least one row fits into the memory for decoder states."""
     fitting: dict[Path, Manifest] = {}
     for folder, manifest in bundles.items():
         row = row_bytes(manifest)
-        if MAX_BEAMS * row <= num_bytes:
+        if row <= num_bytes:
             fitting[folder] = manifest
             continue
         reason = BundleError(
-            f"{folder} needs {row:,} bytes of decoder state for each sequence of {manifest.limits.max_target_tokens} "
-            f"tokens, and at least {MAX_BEAMS} sequences, which are {MAX_BEAMS * row:,} bytes, but "
-            f"{num_bytes:,} bytes are allowed; set SIGHTLINE_MEMORY_BYTES to more or SIGHTLINE_MAX_ROWS to less, or "
-            "import the model again with a lower --max-tokens"
+            f"{folder} needs {row:,} bytes of decoder state for a sequence of {manifest.limits.max_target_tokens} "
+            f"tokens, but {num_bytes:,} bytes are allowed; set SIGHTLINE_MEMORY_BYTES to more, or import the model "
+            "again with a lower --max-tokens"
         )
         on_failure(folder, reason)
     return fitting
+
+
+def _with_rows(settings: Settings, manifest: Manifest, most: int) -> Settings:
+    """Return the settings of one bundle, with its rows: `most`, or fewer if only these fit."""
+    rows = settings.max_rows or fitted_rows(most, settings.max_state_bytes, manifest)
+    if rows < MAX_BEAMS and not settings.max_rows:
+        logger.warning(
+            "%s decodes at most %d sequences or beams at once, because the state of each may need %s bytes and %s are "
+            "allowed; set SIGHTLINE_MEMORY_BYTES to more, or import the model again with a lower --max-tokens",
+            manifest.name,
+            rows,
+            f"{row_bytes(manifest):,}",
+            f"{settings.max_state_bytes:,}",
+        )
+    return settings.model_copy(update={"max_rows": rows})
 
 
 def _prefix_cache_share(settings: Settings, manifests: Iterable[Manifest]) -> int:
@@ -334,9 +341,8 @@ def _open_bundle(
 ) -> _OpenedBundle:
     """Verify the files of a bundle, read its tokenizers and open its graphs.
 
-    Raises:
-        BundleError: a file is damaged, a tokenizer has more tokens than the model, or a layer after
-            pooling has another size than the hidden states.
+    Raises `BundleError` if a file is damaged, a tokenizer has more tokens than the model, or a
+    layer after pooling has another size than the hidden states.
     """
     started = time.perf_counter()
     check_files(folder, manifest)
@@ -380,8 +386,7 @@ def _run_graphs(
 ) -> LoadedModel:
     """Choose the number of threads of each graph, run it with its largest shapes, and check it.
 
-    Raises:
-        BundleError: a run fails, or gives numbers that are not finite.
+    Raises `BundleError` if a run fails, or gives numbers that are not finite.
     """
     started = time.perf_counter()
     runner = bundle.runner
@@ -408,8 +413,7 @@ def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings:
 def _check_known_inputs(folder: Path, runner: OnnxRunner | DeviceRunner) -> None:
     """Run a known input through every graph, so that no request pays for a graph's first run.
 
-    Raises:
-        BundleError: a run fails, or gives numbers that are not finite.
+    Raises `BundleError` if a run fails, or gives numbers that are not finite.
     """
     engine = Engine(runner)
     events: list[Event] = []

@@ -130,8 +130,7 @@ class QueuedHandler(logging.Handler):
     def __init__(self, stream: BinaryIO, formatter: logging.Formatter) -> None:
         """Start the thread that writes.
 
-        `stream` must be unbuffered: the interpreter could not end while a thread holds the lock of
-        a buffer.
+        `stream` must be unbuffered: the interpreter cannot end while a thread locks a buffer.
         """
         super().__init__()
         self.setFormatter(formatter)
@@ -225,8 +224,7 @@ def open_missing_streams() -> None:
     """Open /dev/null in place of each standard stream that the parent process has closed.
 
     Otherwise the next file or socket gets the descriptor of a standard stream, and receives
-    everything that a library prints; libuv even aborts the process when it closes such a
-    descriptor.
+    everything that a library prints; libuv even aborts the process when it closes one.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -236,12 +234,8 @@ def open_missing_streams() -> None:
 def configure_logging(level: str, stream: BinaryIO | None = None, *, worker: int | None = None) -> QueuedHandler:
     """Send all logs of this process to a stream: as text to a terminal, as JSON to anything else.
 
-    The variable NO_COLOR disables colors (https://no-color.org).
-
-    Args:
-        level: least severe level that is logged.
-        stream: unbuffered stream, by default standard output.
-        worker: number of the worker process in each line; None leaves it out.
+    The variable NO_COLOR disables colors (https://no-color.org). The stream must be unbuffered; the
+    default is standard output. Each line has the number of the `worker` unless it is None.
     """
     # No line shows these, and each costs a little time for every line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

@@ -1,7 +1,6 @@
 """Prometheus metrics of the service.
 
-The names after the prefix `sightline_` and their meanings follow vLLM where both have the same
-metric.
+Names after the prefix `sightline_`, and meanings, follow vLLM where both have the same metric.
 """
 
 import asyncio
@@ -17,6 +16,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
+    Summary,
     disable_created_metrics,
     generate_latest,
 )
@@ -66,20 +66,28 @@ PROCESS_GAUGES: Mapping[str, str] = {
     "models_failed": "Number of bundles that failed to load.",
 }
 
-# Histogram buckets.
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-STEP_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+# Bounds of histogram buckets in seconds; `_buckets` ends them at the request timeout. Alerts use
+# those of 1 s and 5 s.
+MINUTES = (60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, *MINUTES)
+QUEUE_SECONDS = (0.1, 1.0, 5.0, *MINUTES)
+TOKEN_SECONDS = (0.005, 0.025, 0.1, 1.0, 10.0, *MINUTES)
+STARTED = ("prompt_tokens", "generation_tokens", "model_reloads")  # counters that begin at 0 with a model's first use
+
+
+def _buckets(bounds: Iterable[float], limit: float) -> tuple[float, ...]:
+    return (*(bound for bound in bounds if bound < limit), limit)
 
 
 class Metrics:
     """All metrics of one process."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, timeout_s: float = 30.0) -> None:
+        """`timeout_s` is the request timeout, at which the buckets of histograms end."""
         disable_created_metrics()  # type: ignore[no-untyped-call] # rarely used, and they double the page
         self.registry = CollectorRegistry()
-        # Returns the metrics of a model by its name; they stay when it is unloaded.
+        # Returns the metrics of a model by its name; they stay when it is unloaded. Models that no
+        # call uses have no series.
         self.for_model: Callable[[str], ModelMetrics] = cache(partial(ModelMetrics, self))
         self.gauges = {name: self._gauge(name, text) for name, text in MODEL_GAUGES.items()}
         self.counters = {
@@ -95,9 +103,10 @@ class Metrics:
         self.success = self._counter(
             "request_success", "Number of finished sequences by finish reason.", MODEL, "finished_reason"
         )
-        self.histograms = {
-            name: self._histogram(name, text, buckets)
-            for name, text, buckets in (
+        # They have few buckets, or only a sum and a count, because each model has all of them.
+        self.histograms: dict[str, Histogram | Summary] = {
+            name: self._histogram(name, text, _buckets(bounds, timeout_s))
+            for name, text, bounds in (
                 (
                     "time_to_first_token_seconds",
                     "Time from arrival to the first token of streamed sequences in seconds.",
@@ -106,32 +115,34 @@ class Metrics:
                 (
                     "inter_token_latency_seconds",
                     "Time between two tokens of a streamed sequence in seconds.",
-                    STEP_SECONDS,
+                    TOKEN_SECONDS,
                 ),
                 (
                     "e2e_request_latency_seconds",
                     "Time from arrival to the end of the response of successful calls in seconds.",
                     SECONDS,
                 ),
-                ("request_queue_time_seconds", "Time that a sequence waited in the queue in seconds.", SECONDS),
+                ("request_queue_time_seconds", "Time that a sequence waited in the queue in seconds.", QUEUE_SECONDS),
+            )
+        }
+        self.histograms |= {
+            name: Summary(PREFIX + name, text, (MODEL,), registry=self.registry)
+            for name, text in (
                 (
                     "request_prefill_time_seconds",
                     "Time from the start of its encoder run or prefill until a sequence can be decoded, in seconds.",
-                    SECONDS,
                 ),
-                ("request_decode_time_seconds", "Time that a sequence spent in the decoder in seconds.", SECONDS),
-                ("engine_step_seconds", "Duration of one decoder step of the batch in seconds.", STEP_SECONDS),
-                (
-                    "batch_size_rows",
-                    "Number of rows in a decoder step: one for each sequence, or one for each beam.",
-                    ROWS,
-                ),
-                ("encoder_batch_size", "Number of sequences in an encoder batch, or with a common prompt.", ROWS),
-                ("encoder_batch_seconds", "Duration of an encoder batch, or of reading a prompt, in seconds.", SECONDS),
-                ("batch_padding_ratio", "Fraction of padding in an encoder batch.", RATIOS),
+                ("request_decode_time_seconds", "Time that a sequence spent in the decoder in seconds."),
+                ("engine_step_seconds", "Duration of one decoder step of the batch in seconds."),
+                ("batch_size_rows", "Number of rows in a decoder step: one for each sequence, or one for each beam."),
+                ("encoder_batch_size", "Number of sequences in an encoder batch, or with a common prompt."),
+                ("encoder_batch_seconds", "Duration of an encoder batch, or of reading a prompt, in seconds."),
+                ("batch_padding_ratio", "Fraction of padding in an encoder batch."),
             )
         }
-        self._failure = self._counter("request_failure", "Number of failed and rejected calls by error code.", "code")
+        self._failure = self._counter(
+            "request_failure", "Number of failed and rejected calls by error code.", "code", MODEL
+        )
         self._calls = self._counter("http_requests", "Number of HTTP responses by route and status.", "route", "status")
         self._key_calls = self._counter(
             "key_requests", "Number of HTTP responses by the label of the API key and status.", "key", "status"
@@ -146,7 +157,7 @@ class Metrics:
         for limit in get_args(Limit):  # so that rates are defined from the first rejection on
             self._limits_reached.labels(limit=limit)
         for code in (*ERRORS, CLIENT_GONE):
-            self._failure.labels(code=code)
+            self.failures_of("", code)
         self.process_gauges = {
             name: Gauge(PREFIX + name, text, registry=self.registry) for name, text in PROCESS_GAUGES.items()
         }
@@ -163,18 +174,19 @@ class Metrics:
     def set_failed_models(self, count: int) -> None:
         self.process_gauges["models_failed"].set(count)
 
-    def call_counter(self, route: str, status: int, code: str | None) -> Callable[[], None]:
+    def failures_of(self, model: str, code: str) -> Counter:
+        """Return the counter of an error code of a model; the model is empty if a call has none."""
+        return self._failure.labels(code, model)
+
+    def call_counter(self, route: str, status: int, code: str | None, model: str | None = None) -> Callable[[], None]:
         """Return a function that counts one finished HTTP call.
 
-        Args:
-            route: path template of the route.
-            status: HTTP status of the response.
-            code: error code; None for a successful call.
+        `route` is a path template. `code` is None for a success, `model` if none was chosen.
         """
         calls = self._calls.labels(route=route, status=str(status))
         if code is None:
             return calls.inc
-        failures = self._failure.labels(code=code)
+        failures = self.failures_of(model or "", code)
 
         def count() -> None:
             calls.inc()
@@ -185,10 +197,8 @@ class Metrics:
     def count_key(self, label: str, status: int, details: Mapping[str, Any]) -> None:
         """Count one finished HTTP call of an API key.
 
-        Args:
-            label: label of the key; empty if the call had no valid key.
-            status: HTTP status of the response.
-            details: numbers of `input_tokens` and `output_tokens`, if the call has them.
+        The label is empty if the call had no valid key; `details` may have the numbers of
+        `input_tokens` and `output_tokens`.
         """
         self._key_calls.labels(key=label, status=str(status)).inc()
         for kind in ("input", "output"):
@@ -267,6 +277,12 @@ def sums(texts: Iterable[str]) -> dict[tuple[str, str], float]:
     }
 
 
+def used_models(texts: Iterable[str]) -> set[str]:
+    """Return the names of the models that have series."""
+    gauge = next(text for text in texts if text.startswith(f"# HELP {PREFIX}num_requests_running"))
+    return set(_MODEL.findall(gauge))
+
+
 def without_gauges(texts: Iterable[str]) -> Texts:
     """Return what is left of metrics after the end of their process."""
     return [text for text in texts if _parse_head(text)[1] != "gauge"]
@@ -284,17 +300,23 @@ def merge(pages: Iterable[Iterable[str]]) -> Texts:
         name, head, samples = _parse(text)
         heads.setdefault(name, head)
         values = merged.setdefault(name, {})
+        is_largest = name in LARGEST
         for sample, value in samples:
             if sample not in values:
                 values[sample] = value
-            elif name in LARGEST and not _is_shared(sample):
+            elif is_largest and not _is_shared(sample):
                 values[sample] = max(values[sample], value)
             else:
                 values[sample] += value
     return [
-        head + "".join(f"{sample} {floatToGoString(value)}\n" for sample, value in merged[name].items())  # type: ignore[no-untyped-call]
+        head + "".join(f"{sample} {_written(value)}\n" for sample, value in merged[name].items())
         for name, head in heads.items()
     ]
+
+
+def _written(value: float) -> str:
+    """Return a number as the library writes it, which takes long for a page of them."""
+    return repr(value) if -1e6 < value < 1e6 else str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
 def _is_shared(sample: str) -> bool:
@@ -338,41 +360,43 @@ class OneMetric(Collector):
 
 
 class ModelMetrics:
-    """Metrics of one model with its label resolved in advance; also the observer of its engine."""
+    """Metrics of one model, whose series appear with its first use; its engine's observer, too."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
-        self._gauges = {name: gauge.labels(model) for name, gauge in metrics.gauges.items()}
-        histogram_of = {name: histogram.labels(model) for name, histogram in metrics.histograms.items()}
-        self._prompt_tokens = metrics.counters["prompt_tokens"].labels(model)
-        self._generation_tokens = metrics.counters["generation_tokens"].labels(model)
-        self._prefix_queries = metrics.counters["prefix_cache_queries"].labels(model)
-        self._prefix_hits = metrics.counters["prefix_cache_hits"].labels(model)
-        self._reloads = metrics.counters["model_reloads"].labels(model)
-        self._success = {
-            reason: metrics.success.labels(model, reason)
-            for reason in ("eos", "length", "stop", "forced", "encoded", "compared")
-        }
-        self._queue = histogram_of["request_queue_time_seconds"]
-        self._prefill = histogram_of["request_prefill_time_seconds"]
-        self._decode = histogram_of["request_decode_time_seconds"]
-        self._step = histogram_of["engine_step_seconds"]
-        self._rows = histogram_of["batch_size_rows"]
-        self._batch_size = histogram_of["encoder_batch_size"]
-        self._batch_seconds = histogram_of["encoder_batch_seconds"]
-        self._padding = histogram_of["batch_padding_ratio"]
-        self.first_token = histogram_of["time_to_first_token_seconds"]
-        self.between_tokens = histogram_of["inter_token_latency_seconds"]
-        self.call_seconds = histogram_of["e2e_request_latency_seconds"]
+        self._metrics = metrics
+        self._model = model
+        self._series: dict[str, Any] = {}  # those that exist, by the name of the metric
+        self._reads: Mapping[str, Callable[[], float]] = {}  # functions of the gauges
+        self._is_used = False
+
+    def use(self) -> None:
+        """Create the series of a model that a call uses; histograms begin with a first value."""
+        if not self._is_used:
+            self._is_used = True
+            for name in STARTED:
+                self._of(name)
+            self._metrics.failures_of(self._model, "internal")  # an alert fires on its first one
+            self._connect_gauges()
+
+    def observe(self, name: str, value: float) -> None:
+        (self._series.get(name) or self._of(name)).observe(value)
+
+    def _of(self, name: str) -> Any:
+        """Return the series of a counter or a histogram."""
+        series = self._series.get(name)
+        if series is None:
+            metrics = self._metrics
+            series = self._series[name] = (metrics.counters.get(name) or metrics.histograms[name]).labels(self._model)
+        return series
+
+    def _connect_gauges(self) -> None:
+        if self._is_used:
+            for name, read in self._reads.items():
+                self._metrics.gauges[name].labels(self._model).set_function(read)
 
     def watch(self, engine: Engine, memory: Callable[[], ModelMemory], load_seconds: float) -> None:
-        """Connect the gauges to an engine; they are read when metrics are rendered.
-
-        Args:
-            engine: engine of the model.
-            memory: returns the memory of the model.
-            load_seconds: duration of its load.
-        """
-        read_of: dict[str, Callable[[], float]] = {
+        """Connect the gauges to an engine; they are read when metrics are rendered."""
+        self._reads = {
             "num_requests_running": lambda: engine.num_running,
             "num_requests_waiting": lambda: engine.num_waiting,
             "model_load_seconds": lambda: load_seconds,
@@ -383,36 +407,35 @@ class ModelMetrics:
             "model_max_prefix_cache_bytes": lambda: memory().max_prefix_cache,
             "model_prefix_cache_bytes": lambda: memory().prefix_cache_in_use,
         }
-        for name, read in read_of.items():
-            self._gauges[name].set_function(read)
+        self._connect_gauges()
 
     def unwatch(self) -> None:
         """Set the gauges to 0, because the model is not loaded; release its engine."""
-        for gauge in self._gauges.values():
-            gauge.set_function(lambda: 0)
+        self._reads = dict.fromkeys(MODEL_GAUGES, lambda: 0)
+        self._connect_gauges()
 
     def on_reload(self) -> None:
-        self._reloads.inc()
+        self._of("model_reloads").inc()
 
     def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None:
-        self._batch_size.observe(requests)
-        self._batch_seconds.observe(seconds)
-        self._padding.observe(1 - real_tokens / padded_tokens)
+        self.observe("encoder_batch_size", requests)
+        self.observe("encoder_batch_seconds", seconds)
+        self.observe("batch_padding_ratio", 1 - real_tokens / padded_tokens)
 
     def on_step(self, rows: int, seconds: float) -> None:
-        self._step.observe(seconds)
-        self._rows.observe(rows)
+        self.observe("engine_step_seconds", seconds)
+        self.observe("batch_size_rows", rows)
 
     def on_prefix_query(self, tokens: int, cached_tokens: int) -> None:
-        self._prefix_queries.inc(tokens)
-        self._prefix_hits.inc(cached_tokens)
+        self._of("prefix_cache_queries").inc(tokens)
+        self._of("prefix_cache_hits").inc(cached_tokens)
 
     def on_finish(self, request: Request, event: Event) -> None:
         if isinstance(event, Generated):
             assert isinstance(request, GenerateRequest)
             num_forced = len(request.target_prefix)
-            self._generation_tokens.inc(sum(len(target.tokens) - num_forced for target in event.targets))
-            self._decode.observe(event.timings.decode / 1000)
+            self._of("generation_tokens").inc(sum(len(target.tokens) - num_forced for target in event.targets))
+            self.observe("request_decode_time_seconds", event.timings.decode / 1000)
             self._count_success(len(request.source_ids), event.targets[0].finish_reason, event.timings)
         elif isinstance(event, Encoded):
             assert isinstance(request, EncodeRequest)
@@ -422,7 +445,7 @@ class ModelMetrics:
             self._count_success(len(request.token_ids), "compared", event.timings)
 
     def _count_success(self, num_tokens: int, reason: str, timings: Timings) -> None:
-        self._prompt_tokens.inc(num_tokens)
-        self._success[reason].inc()
-        self._queue.observe(timings.queue / 1000)
-        self._prefill.observe(timings.encode / 1000)
+        self._of("prompt_tokens").inc(num_tokens)
+        self._metrics.success.labels(self._model, reason).inc()
+        self.observe("request_queue_time_seconds", timings.queue / 1000)
+        self.observe("request_prefill_time_seconds", timings.encode / 1000)

@@ -335,13 +335,13 @@ class GenerateParameters(TextParameters, NullsOmitted):
         ReturnAttention, Field(description="Attention maps of each output; true returns all of them.")
     ] = None
     split_sentences: Annotated[
-        bool,
+        bool | None,
         Field(
             description="Translate each sentence of the inputs, and join the translations with the spacing and line "
-            "breaks of the input. Only for models that translate, without stream, target_prefix and "
-            "hidden_source_tokens."
+            "breaks of the input. Only for models that translate, without target_prefix and hidden_source_tokens. "
+            "Default: true for models that were trained on sentences, unless the request needs the text as a whole."
         ),
-    ] = False
+    ] = None
 
 
 PARAMETER_NAMES = tuple(GenerateParameters.model_fields)
@@ -372,14 +372,8 @@ def complete_parameters(
     A parameter of the request always wins. Defaults that contradict it are not used: beam search if
     the request samples or streams, sampling if the request uses beam search, and a length that
     contradicts the other length. Of defaults that contradict each other, beam search is used.
-
-    Args:
-        requested: parameters of the request.
-        defaults: defaults of the model.
-        max_beams: maximum number of beams; a larger default is capped.
-        max_new_tokens: maximum number of new tokens; larger defaults are capped.
-        stream: True if the generation is streamed.
-        is_lenient: ignore sampling parameters of the request if no tokens are sampled.
+    Defaults above `max_beams` and `max_new_tokens` are capped. `is_lenient` ignores sampling
+    parameters of the request if no tokens are sampled.
     """
     own = {name: getattr(defaults, name) for name in MODEL_DEFAULTS if name not in requested}
     own = {name: value for name, value in own.items() if value is not None}
@@ -406,27 +400,34 @@ def complete_parameters(
 def check_combination(parameters: GenerateParameters, num_inputs: int, *, stream: bool) -> None:
     """Check the rules between parameters that hold for every model.
 
-    Raises:
-        ApiError: `invalid_parameter` or `unsupported_parameter`.
+    Raises `ApiError`: `invalid_parameter` or `unsupported_parameter`.
     """
     count, has_beams = parameters.num_return_sequences, parameters.num_beams > 1
-    for fields, has_effect, needed in (
-        (SAMPLING_PARAMETERS, parameters.do_sample, "{do_sample}: true"),
-        (BEAM_PARAMETERS, has_beams, "{num_beams} above 1"),
+    # What a parameter needs must not lead to the next error.
+    samples, beams = "without {sampling}", "without {num_beams} above 1"
+    if has_beams:
+        samples = "with {num_beams} above 1; leave it out, or set {num_beams} to 1 with {sampling}"
+    if stream or parameters.do_sample:
+        cause = "in a stream, which has no beam search" if stream else "with {sampling}"
+        needs = (*(["without a stream"] if stream else ()), *(["with {no_sampling}"] if parameters.do_sample else ()))
+        beams = f"{cause}; leave it out, or set {{num_beams}} above 1 {' and '.join(needs)}"
+    for fields, has_effect, need in (
+        (SAMPLING_PARAMETERS, parameters.do_sample, samples),
+        (BEAM_PARAMETERS, has_beams, beams),
     ):
         for field in () if has_effect else fields:
             if getattr(parameters, field) != getattr(NEUTRAL, field):
-                raise ApiError("invalid_parameter", f"{{{field}}} has no effect without {needed}.", field=field)
+                raise ApiError("invalid_parameter", f"{{{field}}} has no effect {need}.", field=field)
     if has_beams and parameters.do_sample:
-        message = "{num_beams} above 1 cannot be combined with {do_sample}: true."
+        message = "{num_beams} above 1 cannot be combined with {sampling}."
         raise ApiError("invalid_parameter", message, field="num_beams")
     if has_beams and stream:
         message = "Beam search cannot be streamed: set {num_beams} to 1, or do not stream."
         raise ApiError("unsupported_parameter", message, field="num_beams")
     if not parameters.do_sample and count > parameters.num_beams:
+        condition = "" if has_beams else " without {sampling}"
         message = (
-            f"{{num_return_sequences}} must be at most {{num_beams}} ({parameters.num_beams}) without "
-            f"{{do_sample}}: true, got {count}."
+            f"{{num_return_sequences}} must be at most {{num_beams}} ({parameters.num_beams}){condition}, got {count}."
         )
         raise ApiError("invalid_parameter", message, field="num_return_sequences")
     if parameters.max_new_tokens is not None and parameters.min_new_tokens > parameters.max_new_tokens:

@@ -14,20 +14,26 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from sightline.base.extras import install_command
 from sightline.service.api_errors import ApiError
 from sightline.service.keys import Quota
 
 if TYPE_CHECKING:
+    from limits import RateLimitItem
     from limits.aio.strategies import FixedWindowRateLimiter
 
 STORAGE_SCHEMES = ("redis", "rediss", "redis+unix")
 STORAGE_TIMEOUT_S = 1.0
 RETRY_STORAGE_S = 5.0  # after a failure of the storage, time in which no request is counted
 RETRY_SEQUENCES_S = 1
+WINDOW_MARGIN_S = 2.0  # before the end of a window, in which reserved tokens are not given back
 CLOCK_STEP_S = 1.0  # smaller corrections of the clock have no effect
 MESSAGES = {
     "requests": "The API key may send {limit} requests a minute. Retry in {seconds} s.",
-    "tokens": "The API key may use {limit} tokens a minute, of inputs and outputs. Retry in {seconds} s.",
+    "tokens": (
+        "The API key may use {limit} tokens a minute, of inputs and outputs; a call in progress counts as the most "
+        "tokens that it can use. Retry in {seconds} s."
+    ),
     "sequences": "The API key may have {limit} sequences in progress at the same time. Retry when some have ended.",
 }
 logger = logging.getLogger(__name__)
@@ -62,20 +68,16 @@ class Grant:
 
     windows: Mapping[str, QuotaWindow]  # by measure
     exceeded: Literal["requests", "tokens"] | None = None
-    sequences_elsewhere: int = 0  # sequences in progress in the other processes of the service
+    ends_at: float = 0.0  # no later than the end of the window in which tokens are reserved
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Grant":
         """Return a grant from its dataclass as JSON."""
         windows = {measure: QuotaWindow(**window) for measure, window in content["windows"].items()}
-        return cls(windows, content["exceeded"], content["sequences_elsewhere"])
+        return cls(windows, content["exceeded"], content["ends_at"])
 
     def check(self) -> None:
-        """Check that the call may start.
-
-        Raises:
-            QuotaExceededError: it may not.
-        """
+        """Raise `QuotaExceededError` if the call may not start."""
         if self.exceeded is not None:
             window = self.windows[self.exceeded]
             raise QuotaExceededError(self.exceeded, window.limit, window.reset_s)
@@ -95,12 +97,20 @@ class Quotas(Protocol):
         """Count a request of a key."""
         ...
 
-    def hold(self, label: str, sequences: int) -> None:
-        """Set the number of sequences that this process has in progress for a key."""
+    async def hold(self, label: str, more: int, limit: int) -> bool:
+        """Count more sequences of a key in progress; return False if they exceed its limit."""
         ...
 
-    def end(self, label: str, quota: Quota, tokens: int) -> None:
-        """Count the tokens of a finished call."""
+    def release(self, label: str, sequences: int) -> None:
+        """Stop counting sequences of a key."""
+        ...
+
+    async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
+        """Count the most tokens that a call can use, unless the key has no token left."""
+        ...
+
+    def end(self, label: str, tokens_per_minute: int, tokens: int, reserved: int, ends_at: float) -> None:
+        """Count the tokens of a finished call instead of those that it reserved."""
         ...
 
 
@@ -116,7 +126,7 @@ class QuotaStore:
         # Sequences in progress by key and process.
         self._held: defaultdict[str, Counter[int]] = defaultdict(Counter)
 
-    async def begin(self, process: int, label: str, quota: Quota) -> Grant:
+    async def begin(self, label: str, quota: Quota) -> Grant:
         """Count a request of a key, unless it has no token left, and return the use of its quota.
 
         If the storage cannot be reached, nothing is counted and no request is rejected.
@@ -124,8 +134,6 @@ class QuotaStore:
         from limits import RateLimitItemPerMinute
         from limits.errors import StorageError
 
-        held = self._held[label]
-        elsewhere = held.total() - held[process]
         windows: dict[str, QuotaWindow] = {}
         exceeded: Literal["requests", "tokens"] | None = None
         if time.monotonic() >= self._retry_at:
@@ -141,22 +149,56 @@ class QuotaStore:
                     windows["requests"] = await self._window(requests, "requests", label)
             except StorageError as error:
                 self._on_failure(error)
-                return Grant({}, None, elsewhere)
-        return Grant(windows, exceeded, elsewhere)
+                return Grant({})
+        return Grant(windows, exceeded)
 
-    async def end(self, label: str, tokens_per_minute: int, tokens: int) -> None:
-        """Count the tokens of a call, also those above the limit."""
+    async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
+        """Count the most tokens that a call can use, unless calls before it have used or reserved
+        all. If the storage cannot be reached, nothing is counted and the call may start.
+        """
         from limits import RateLimitItemPerMinute
         from limits.errors import StorageError
 
+        item = RateLimitItemPerMinute(tokens_per_minute)
         if time.monotonic() >= self._retry_at:
             try:
-                await self._open().hit(RateLimitItemPerMinute(tokens_per_minute), "tokens", label, cost=tokens)
+                is_exceeded = await self._add(item, label, tokens) - tokens >= tokens_per_minute
+                if is_exceeded:
+                    await self._add(item, label, -tokens)
+                window = await self._window(item, "tokens", label)
+                ends_at = time.time() + window.reset_s - WINDOW_MARGIN_S
+                return Grant({"tokens": window}, "tokens" if is_exceeded else None, ends_at)
+            except StorageError as error:
+                self._on_failure(error)
+        return Grant({})
+
+    async def end(self, label: str, tokens_per_minute: int, tokens: int, reserved: int, ends_at: float) -> None:
+        """Count the tokens of a call, also above the limit, instead of those that it reserved.
+
+        The minute in which the call has reserved tokens may be over: then they counted there.
+        """
+        from limits import RateLimitItemPerMinute
+        from limits.errors import StorageError
+
+        is_over = reserved and time.time() > ends_at
+        if tokens != reserved and not is_over and time.monotonic() >= self._retry_at:
+            try:
+                await self._add(RateLimitItemPerMinute(tokens_per_minute), label, tokens - reserved)
             except StorageError as error:
                 self._on_failure(error)
 
-    def hold(self, process: int, label: str, sequences: int) -> None:
-        self._held[label][process] = sequences
+    async def _add(self, item: "RateLimitItem", label: str, tokens: int) -> int:
+        """Add to the tokens of a key, in one step; return their new number."""
+        return await self._open().storage.incr(item.key_for("tokens", label), item.get_expiry(), amount=tokens)
+
+    def hold(self, process: int, label: str, more: int, limit: int) -> bool:
+        """Count more or, if negative, fewer sequences of a key in progress; return False if they
+        exceed its limit.
+        """
+        held = self._held[label]
+        is_granted = more < 0 or held.total() + more <= limit
+        held[process] += more if is_granted else 0
+        return is_granted
 
     def forget(self, process: int) -> None:
         """Forget the sequences of a process that has ended."""
@@ -192,23 +234,28 @@ class LocalQuotas:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, label: str, quota: Quota) -> Grant:
-        return await self._store.begin(0, label, quota)
+        return await self._store.begin(label, quota)
 
-    def hold(self, label: str, sequences: int) -> None:
-        self._store.hold(0, label, sequences)
+    async def hold(self, label: str, more: int, limit: int) -> bool:
+        return self._store.hold(0, label, more, limit)
 
-    def end(self, label: str, quota: Quota, tokens: int) -> None:
-        if quota.tokens_per_minute is not None and tokens:
-            task = asyncio.get_running_loop().create_task(self._store.end(label, quota.tokens_per_minute, tokens))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def release(self, label: str, sequences: int) -> None:
+        self._store.hold(0, label, -sequences, 0)
+
+    async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
+        return await self._store.reserve(label, tokens_per_minute, tokens)
+
+    def end(self, label: str, tokens_per_minute: int, tokens: int, reserved: int, ends_at: float) -> None:
+        work = self._store.end(label, tokens_per_minute, tokens, reserved, ends_at)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def open_limiter(storage: str | None) -> "FixedWindowRateLimiter":
     """Return a limiter that counts in a Redis, or in memory.
 
-    Raises:
-        QuotaStorageError: the URL is not that of a Redis, or its client library is missing.
+    Raises `QuotaStorageError` if the URL is not that of a Redis, or its client library is missing.
     """
     from limits.aio.storage import MemoryStorage
     from limits.aio.strategies import FixedWindowRateLimiter
@@ -220,7 +267,7 @@ def open_limiter(storage: str | None) -> "FixedWindowRateLimiter":
     if storage.partition("://")[0] not in STORAGE_SCHEMES:
         raise QuotaStorageError(f"the storage of quotas must be a URL that begins with {', '.join(STORAGE_SCHEMES)}")
     if find_spec("redis") is None:
-        raise QuotaStorageError("the storage of quotas needs the extra 'redis'; install it")
+        raise QuotaStorageError(f"the storage of quotas needs Redis's client: {install_command('cpu,redis')}")
     try:
         opened: Any = storage_from_string(
             f"async+{storage}",

@@ -72,9 +72,8 @@ class ReplicaApp:
     def __init__(self, settings: Settings, targets: Path | None) -> None:
         """Create the application of a replica, on a free port for administrators.
 
-        Args:
-            settings: settings of the service, with the replica's share of the limits.
-            targets: folder for the file that tells Prometheus the address of the replica.
+        The settings have the replica's share of the limits. `targets` is a folder for the file that
+        tells Prometheus the address of the replica.
         """
         host = ray.util.get_node_ip_address()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -234,15 +233,9 @@ def replicas_needed(context: AutoscalingContext) -> tuple[float, dict[str, Any]]
 def build(arguments: Mapping[str, Any]) -> serve.Application:
     """Return the application of a Ray cluster.
 
-    Args:
-        arguments: settings by their names, over those of the environment; `metrics_targets` is a
-            folder for the addresses of the replicas' metrics. Paths are those of all machines.
-
-    Raises:
-        SettingsError: a setting is unknown or invalid, or does not work in Ray.
-        KeysError: the file of keys cannot be used.
-        QuotaStorageError: the storage of quotas cannot be used.
-        TracesError: traces cannot be sent.
+    `arguments` are settings by their names, over those of the environment; `metrics_targets` is a
+    folder for the addresses of the replicas' metrics. Paths are those of all machines. Raises
+    `SettingsError` if a setting is unknown or invalid, and the errors of `check_ray_settings`.
     """
     values = dict(arguments)
     targets = values.pop(TARGETS, None)
@@ -290,12 +283,8 @@ def application(settings: Settings, targets: Path | None, max_replicas: int = 1)
 def check_ray_settings(settings: Settings) -> None:
     """Check the settings of a service in Ray.
 
-    Raises:
-        SettingsError: a setting does not work in Ray, or the replicas cannot share the counts of
-            quotas.
-        KeysError: see `check_settings`, as for the others.
-        QuotaStorageError: see there.
-        TracesError: see there.
+    Raises `SettingsError` if a setting does not work in Ray, or the replicas cannot share the
+    counts of quotas, and the errors of `check_settings`.
     """
     if settings.model_control == "explicit":
         raise SettingsError(

@@ -54,7 +54,6 @@ def serve_with_ray(settings: Settings, address: str | None, targets: Path | None
     """Serve until a signal, or deploy to a running cluster; return the exit code.
 
     Args:
-        settings: settings of the service.
         address: address of a running Ray cluster, where the service goes on when this function has
             returned, and replaces an earlier one without a failed request; None starts a cluster on
             this machine, which ends with the function.

@@ -7,6 +7,7 @@ signal ends the process immediately.
 """
 
 import asyncio
+import ctypes
 import functools
 import logging
 import os
@@ -30,7 +31,7 @@ from sightline.service.http.incoming import IncomingBodies
 from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend
 from sightline.service.logs import flush_logs
-from sightline.service.settings import Settings
+from sightline.service.settings import Settings, env_name
 
 # The engine needs up to two seconds to fail a hanging call; then responses must still be sent.
 RESPONSE_S = 4
@@ -38,7 +39,8 @@ RESPONSE_S = 4
 # Together with `FLUSH_S` of the logs it stays below two seconds.
 END_S = 1.0
 # An address for clients on this machine, by an address that means every interface.
-ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound to it
+ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104 - nothing is bound to it
+_handlers: list[Any] = []  # C functions, which must exist as long as the process
 logger = logging.getLogger(__name__)
 
 
@@ -86,7 +88,6 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """Port that the server listens on."""
         port: int = self.servers[0].sockets[0].getsockname()[1]
         return port
 
@@ -151,16 +152,44 @@ class DrainingServer(uvicorn.Server):
 async def bind(settings: Settings) -> list[socket.socket]:
     """Return sockets that are bound to the addresses of the service.
 
-    Raises:
-        OSError: an address cannot be used.
+    Raises `OSError` if an address cannot be used.
     """
-    loop = asyncio.get_running_loop()
     sockets: list[socket.socket] = []
-    for host, port in settings.addresses:
-        server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-        sockets += [socket.socket(fileno=os.dup(listener.fileno())) for listener in server.sockets]
-        server.close()
+    for number, (host, port) in enumerate(settings.addresses):
+        try:
+            sockets += _bind_both(port) if host == "::" else await _bind(host, port)
+        except (OSError, ValueError) as error:  # ValueError: no system accepts such a name
+            for listener in sockets:
+                listener.close()
+            names = env_name("admin_address") if number else f"{env_name('host')} and {env_name('port')}"
+            reason = (getattr(error, "strerror", None) or str(error)).rpartition("): ")[2].lower()
+            raise OSError(f"the service cannot listen on {host!r}, port {port} ({names}): {reason}") from None
     return sockets
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    sockets = [socket.socket(fileno=os.dup(listener.fileno())) for listener in server.sockets]
+    server.close()
+    return sockets
+
+
+def _bind_both(port: int) -> list[socket.socket]:
+    """Return a socket for all addresses, of IPv6 and IPv4, or of IPv4 alone if there is no IPv6."""
+    try:
+        listener = socket.socket(socket.AF_INET6)
+        address: tuple[str, int] = ("::", port)
+    except OSError:
+        listener, address = socket.socket(), ("", port)
+    else:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return [listener]
 
 
 def url_of(host: str, port: int) -> str:
@@ -181,18 +210,43 @@ def log_listening(host: str, port: int) -> None:
     logger.info("listening", extra={"fields": fields, "text": text})
 
 
+def log_page(settings: Settings, port: int) -> None:
+    """Log the address to open in a browser, as the last line of the start."""
+    url = url_of(settings.host, port) + ("/" if settings.page else "/docs")
+    logger.info("open", extra={"fields": {"url": url}, "text": f"ready for requests; open {url} in a browser"})
+
+
 def log_draining(settings: Settings, drain_s: float) -> None:
-    """Log the start of a drain."""
     fields = {"drain_s": drain_s, "shutdown_timeout_s": settings.shutdown_timeout_s}
     logger.info("draining; a second signal ends at once", extra={"fields": fields})
 
 
 def log_end(exit_code: int) -> None:
-    """Log the exit code of the process."""
     level = logging.WARNING if exit_code else logging.INFO
     advice = "; starting again will not help until the cause is removed" if exit_code == EXIT_CANNOT_SERVE else ""
     logger.log(level, "ended%s", advice, extra={"fields": {"exit_code": exit_code}})
     flush_logs()
+
+
+def explain_bus_errors() -> None:
+    """Log a line before the process ends by SIGBUS.
+
+    The kernel sends it if a mapped file, such as the weights of a bundle, was truncated. A handler
+    of Python's module `signal` would never run, because the thread cannot go on.
+    """
+    libc = ctypes.CDLL(None)
+
+    def on_bus_error(number: int) -> None:
+        logger.error(
+            "a file that is in use, probably the weights of a bundle, was overwritten or truncated in place, and the "
+            "process ends (SIGBUS); write a new bundle beside the old one, and then rename it"
+        )
+        flush_logs()
+        libc.signal(number, None)  # the default, which ends the process
+        os.kill(os.getpid(), number)
+
+    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(on_bus_error))
+    libc.signal(signal.SIGBUS, _handlers[-1])
 
 
 def has_terminal() -> bool:
@@ -207,7 +261,13 @@ def serve(settings: Settings) -> NoReturn:
     """Serve in this process until the server ends, then exit the process."""
     if not has_terminal():  # without a handler, SIGHUP would end the process
         signal.signal(signal.SIGHUP, _ignore_reload)
-    app = create_app(settings, load_backend, lambda exit_code: server.end(exit_code))
+    explain_bus_errors()
+    app = create_app(
+        settings,
+        load_backend,
+        lambda exit_code: server.end(exit_code),
+        on_ready=lambda: log_page(settings, server.port),
+    )
     server = DrainingServer(app, settings)
     try:
         server.run()

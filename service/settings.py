@@ -1,6 +1,4 @@
-"""The settings of the process: `SIGHTLINE_*` variables and flags of the same names, read once and
-frozen.
-"""
+"""The frozen settings of the process: `SIGHTLINE_*` variables and flags of the same names."""
 
 import argparse
 import os
@@ -95,13 +93,14 @@ class Settings(Options):
     example = "--bundles bundles --port 8000"
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0, all interfaces, lets other machines and containers reach the
-    service."""
+    """Address to listen on; ::, all interfaces with IPv6 and IPv4, lets other machines and
+    containers reach the service, 0.0.0.0 with IPv4 only."""
     allowed_hosts: str | None = None
     """Host names of the service, comma-separated; requests whose header Host has another name get
-    421. `*.example.org` stands for all names that end so, `*` for any. If not set, a service that
-    listens on a loopback address answers only localhost and loopback addresses, so that no web
-    page can reach it by a name of its own (DNS rebinding), and others answer any host."""
+    421, except health checks and `/metrics`. `*.example.org` stands for all names that end so, `*`
+    for any. If not set, a service that listens on a loopback address answers only localhost and
+    loopback addresses, so that no web page can reach it by a name of its own (DNS rebinding), and
+    others answer any host."""
     keys: Annotated[Path | None, Shown("FILE")] = None
     """File of API keys, written by `sightline keys add` and read again when it changes. If set,
     every request needs a key, except health checks; `/metrics` and model control need one with the
@@ -164,17 +163,18 @@ class Settings(Options):
     token."""
     max_rows: int = Field(default=0, ge=0, le=1024)
     """Rows that one model decodes at once: one for each sequence, `num_beams` for a beam search; 0
-    derives the number from `memory_bytes`, between 8 and 32 (on CUDA 128). More rows raise the
-    throughput and the time of each token."""
+    derives the number from `memory_bytes`, between 8 and 32 (on CUDA 128), or fewer for a model of
+    which only these fit. More rows raise the throughput and the time of each token."""
     max_inputs: int = Field(default=MAX_INPUTS, ge=1, le=MAX_INPUTS)
     """Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split
     into sentences is one input. A smaller number keeps one client from occupying the service."""
     max_waiting_sequences: int = Field(default=256, ge=1)
     """Maximum sequences that wait for one model, in addition to those in its rows; more get 429. A
     call enters a quarter of them at a time, at least 32; its other sequences follow as these
-    finish. A call that enters n sequences needs 2n - 1 free places unless it is alone. The source
-    tokens of a model's calls are limited to 256 times this number. Raise it if clients prefer
-    waiting to 429."""
+    finish. A call that enters n sequences needs 2n - 1 free places unless it is alone. One API key
+    holds at most half of all places, and without keys an address three quarters. The source tokens
+    of a model's calls are limited to 256 times this number, of which one call counts with at most a
+    quarter. Raise it if clients prefer waiting to 429, or come through one proxy."""
     queue_timeout_s: float = Field(default=5.0, gt=0)
     """Maximum expected queue time in seconds. A call that would wait longer gets 429 immediately,
     so that its client can try another service."""
@@ -329,8 +329,7 @@ def service_parser() -> Parser:
 def read_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, Any]:
     """Add the flags of the settings to a parser, and return the texts of all its flags by name.
 
-    Raises:
-        SettingsError: a flag is one of an earlier version.
+    Raises `SettingsError` for a flag of an earlier version.
     """
     add_options(parser, Settings)
     _reject_replaced(flag_name, {argument.partition("=")[0] for argument in arguments})
@@ -340,10 +339,8 @@ def read_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dic
 def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of flags by field name, then of environment variables, then the defaults.
 
-    A flag that is None is absent.
-
-    Raises:
-        SettingsError: an environment variable `SIGHTLINE_*` is unknown, or a value is invalid.
+    A flag that is None is absent. Raises `SettingsError` if a variable `SIGHTLINE_*` is unknown, or
+    a value is invalid.
     """
     _reject_replaced(env_name, environment)
     flag_values = {

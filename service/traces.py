@@ -4,14 +4,18 @@ A call has one span of the server and one for each of its phases. Spans are crea
 that every call records, so that a service without a collector does nothing for them.
 """
 
+import functools
+import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sightline import __version__
+from sightline.base.extras import install_command
+from sightline.service.logs import FIELDS
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -31,6 +35,7 @@ PARAMETERS = {
 }
 # OpenTelemetry's variables with the URL of a collector.
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PATH = "/v1/traces"  # after the second of them, which names a collector of all signals
 SHUTDOWN_TIMEOUT_S = 2.0  # time in which the last spans must be sent
 
 
@@ -57,23 +62,26 @@ class Traces:
         own = Resource.create({"service.name": "sightline", "service.version": __version__})
         resource = own.merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._exporter = OTLPSpanExporter()
+        url = traces_endpoint()
+        self._exporter = OTLPSpanExporter(endpoint=url)
+        # The lines of the library do not say which collector cannot be reached.
+        logging.getLogger(OTLPSpanExporter.__module__).addFilter(functools.partial(_add_url, _shown(url)))
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("sightline", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, name: str, headers: Mapping[bytes, bytes], started: float) -> "Span":
-        """Return the span of a call; its client may have a span of its own.
+    def begin(self, name: str, headers: Iterable[tuple[bytes, bytes]], started: float) -> "Span":
+        """Return the span of a call that began at `started` (`time.monotonic`).
 
-        Args:
-            name: name of the span.
-            headers: headers of the request.
-            started: time of `time.monotonic` at which the call began.
+        The headers may name a span of the client; `tracestate` may have several lines.
         """
         from opentelemetry.trace import SpanKind
 
-        names = [key for key in (b"traceparent", b"tracestate") if key in headers]
-        context = self._propagator.extract({key.decode(): headers[key].decode("latin-1") for key in names})
+        carrier: dict[str, list[str]] = {}
+        for key, value in headers:
+            if key in (b"traceparent", b"tracestate"):
+                carrier.setdefault(key.decode(), []).append(value.decode("latin-1"))
+        context = self._propagator.extract(carrier)
         return self._tracer.start_span(name, context, SpanKind.SERVER, start_time=_epoch_ns(started))
 
     def end(
@@ -86,12 +94,8 @@ class Traces:
     ) -> None:
         """End the span of a call and create those of its phases.
 
-        Args:
-            span: result of `begin`.
-            attributes: attributes of the span; None leaves one out.
-            error: error code if the service failed.
-            phases: milliseconds of each phase, in the order of the phases.
-            finished: time of `time.monotonic` at which the last phase ended.
+        None leaves an attribute out. `error` is an error code if the service failed. `phases` are
+        milliseconds, in order; the last one ended at `finished` (`time.monotonic`).
         """
         from opentelemetry.trace import StatusCode, set_span_in_context
 
@@ -118,23 +122,44 @@ class Traces:
 
 
 def traces_endpoint() -> str | None:
-    """Return the URL of the collector from OpenTelemetry's variables; None if there is none."""
-    return next((url for name in ENDPOINTS if (url := os.environ.get(name))), None)
+    """Return the URL that takes spans, from OpenTelemetry's variables; None if there is none."""
+    name = _endpoint_variable()
+    url = os.environ.get(name, "")
+    if name != ENDPOINTS[1]:
+        return url or None
+    return url.rstrip("/").removesuffix(PATH) + PATH
+
+
+def _endpoint_variable() -> str:
+    """Return the variable that names the collector, or one that is not set."""
+    is_disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    return "" if is_disabled else next((name for name in ENDPOINTS if os.environ.get(name)), "")
+
+
+def _add_url(fields: Mapping[str, str], line: logging.LogRecord) -> bool:
+    setattr(line, FIELDS, fields)
+    return True
+
+
+def _shown(url: str | None) -> dict[str, str]:
+    """Return the fields of a log line about a collector, without the credentials in its URL."""
+    parts = urlsplit(url or "")
+    return {"url": parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()}
 
 
 def check_traces() -> None:
     """Check that spans can be sent to the collector, if there is one.
 
-    Raises:
-        TracesError: the URL is not valid, or the extra is not installed.
+    Raises `TracesError` if the URL is not valid, or the extra is not installed.
     """
     endpoint = traces_endpoint()
     if endpoint is None:
         return
     if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
-        raise TracesError(f"{ENDPOINTS[1]} must be a URL that begins with http:// or https://")
+        raise TracesError(f"{_endpoint_variable()} must be a URL that begins with http:// or https://")
     if find_spec("opentelemetry.sdk") is None or find_spec("opentelemetry.exporter") is None:
-        raise TracesError(f"{ENDPOINTS[1]} is set, but traces need the extra 'traces'; install it, or unset this")
+        variable, command = _endpoint_variable(), install_command("cpu,traces")
+        raise TracesError(f"{variable} is set, but traces need OpenTelemetry: {command}; or unset the variable")
 
 
 def traceresponse(span: "Span") -> bytes:

@@ -6,8 +6,7 @@ translation is scored again with each source word left out. The reference link o
 the source word whose absence lowers its log-probability most. Each head, the mean of all heads of
 each layer, and means of a few heads are compared with these links by the words with the largest
 weights, both at the step that writes a target token and at the next one, which reads it. A head
-that was trained to align words (`guided`) needs no comparison: it was trained at the step that
-writes.
+trained to align words (`guided`) needs no comparison: it was trained at the step that writes.
 
 Row 0 of a cross-attention map is that of the step that reads the start token and writes the first
 token of the target.
@@ -55,19 +54,14 @@ def sentences_of(manifest: Manifest) -> tuple[str, ...]:
 def choose_alignment(
     sessions: Sessions, folder: Path, sentences: Sequence[str] = (), guided: Guided | None = None
 ) -> Alignment | None:
-    """Choose the heads that align words.
+    """Choose the heads that align words, None without cross-attention or a usable sentence.
+
+    A usable sentence has two words and fits the limits of the model.
 
     Args:
-        sessions: the bundle.
-        folder: folder of the bundle, with its tokenizers.
-        sentences: source sentences, of which the first `MAX_SENTENCES` are used; by default those
-            of `sentences_of`.
+        sentences: source sentences, at most the first `MAX_SENTENCES`; by default `sentences_of`.
         guided: the head that was trained to align words. It is chosen without a comparison, and its
             agreement is measured.
-
-    Returns:
-        The entry of the manifest; None if the model has no cross-attention, or if no sentence has
-        two words and fits the limits of the model.
     """
     manifest = sessions.manifest
     if manifest.cross_attention is None:

@@ -26,12 +26,7 @@ MAPS = tuple(kind for kind, words in KINDS.items() if words == "attention maps")
 
 
 def check_inputs(sentences: Sequence[Sequence[int]], limit: int, tolerance: float | None) -> None:
-    """Check the token ids of sentences, and the tolerance.
-
-    Raises:
-        ValueError: a sentence has more than `limit` tokens, or the tolerance is negative or not a
-            number.
-    """
+    """Raise `ValueError` for more than `limit` tokens, or a tolerance that is negative or NaN."""
     if tolerance is not None and not tolerance >= 0:
         raise ValueError(f"tolerance must be a number of at least 0, got {tolerance}")
     for number, sentence in enumerate(sentences, start=1):
@@ -46,17 +41,12 @@ def raise_if_exceeded(
     tolerance: float | None,
     advice: str = "",
 ) -> None:
-    """Raise an error if differences exceed their limits, or generations differ.
+    """Raise `VerificationError` if differences exceed their limits, or generations differ.
 
     Args:
         compared: names of both sides, for the message.
-        differences: of each kind of output.
         different: number of generations that differ although rounding does not explain it.
         tolerance: the limit of all differences, in place of their own.
-        advice: the end of the message.
-
-    Raises:
-        VerificationError: names all kinds of outputs that differ.
     """
     failures: dict[str, str] = {}
     for kind, pairs in differences.items():

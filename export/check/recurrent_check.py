@@ -49,24 +49,11 @@ def verify(
 ) -> Verification:
     """Compare all outputs of a bundle, and whole greedy generations, with its PyTorch model.
 
-    The reference is the model in float64. The largest allowed difference is derived for each batch
-    by `sightline.model.rounding`, so that the limits hold on every processor.
+    The reference is the model in float64 and evaluation mode. The largest allowed difference is
+    derived for each batch by `sightline.model.rounding`, so that the limits hold on every
+    processor; a tolerance replaces it.
 
-    Args:
-        sessions: the bundle.
-        model: the model from which the bundle was exported, in evaluation mode.
-        tokenizer: tokenizer of the sources.
-        sentences: source sentences.
-        tolerance: the largest allowed difference, in place of the derived limits.
-
-    Returns:
-        The record for the manifest.
-
-    Raises:
-        VerificationError: a difference exceeds its limit or is not a number, or a generation
-            differs.
-        ValueError: a sentence has more tokens than the model reads, or the tolerance is negative or
-            not a number.
+    Raises `VerificationError`, and `ValueError` as `check_inputs` does.
     """
     sources = [encoding.ids for encoding in tokenizer.encode_batch(list(sentences))]
     check_inputs(sources, sessions.manifest.limits.max_source_tokens, tolerance)
@@ -112,8 +99,7 @@ def _differ_where_close(
 ) -> bool:
     """Return True if rounding explains the first token in which two generations differ.
 
-    Rounding may increase the logit of one candidate and decrease that of the other, each by at most
-    its limit.
+    Rounding may increase one logit and decrease the other, each by at most its limit.
     """
     same = next(index for index, pair in enumerate(zip(expected, generated, strict=False)) if pair[0] != pair[1])
     read = [first_id, *expected[:same]]
@@ -129,11 +115,9 @@ def forced_pass(
     targets: Sequence[Ids],
     carried: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:
-    """Run a model over sources and given targets.
+    """Run a model in evaluation mode over sources and given targets.
 
     Args:
-        model: in evaluation mode.
-        sources: token ids.
         targets: decoder inputs. They begin with the start token.
         carried: the states of another pass. Each step starts from them instead of the state that
             the step before computed.
@@ -168,8 +152,7 @@ def graph_pass(
 ) -> dict[str, Array]:
     """Return the arrays of `forced_pass` from the graphs; values that they do not compute are 0.
 
-    Raises:
-        VerificationError: log-probabilities do not follow from their logits.
+    Raises `VerificationError` if log-probabilities do not follow from their logits.
     """
     manifest, lengths = sessions.manifest, [len(source) for source in sources]
     longest, rows = max(map(len, targets)), len(targets)
@@ -208,11 +191,10 @@ def _compare_forced(
 ) -> BatchComparison:
     """Compare teacher-forced decoding.
 
-    PyTorch runs one pass. ONNX Runtime runs steps, with rows that start at different times.
-
-    Each step of a recurrent decoder starts from the states of PyTorch. A trained decoder can
-    amplify rounding errors from step to step, so that after some sixty steps even float32 and
-    float64 in PyTorch differ too much for a comparison.
+    PyTorch runs one pass, ONNX Runtime steps, with rows that start at different times. Each step of
+    a recurrent decoder starts from the states of PyTorch: a trained decoder can amplify rounding
+    errors from step to step, so that after some sixty steps even float32 and float64 in PyTorch
+    differ too much for a comparison.
     """
     expected = forced_pass(models.exact, sources, targets)
     # Rounded to float32, like the inputs of the graph.

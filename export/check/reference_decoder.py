@@ -45,12 +45,7 @@ class ReferenceDecoder:
         self._layers = ReferenceLayers(weights, "decoder", self._stack, arithmetic)
 
     def decode(self, ids: Sequence[int], memory: Array | None = None) -> Decoded:
-        """Read one sequence of token ids, and keep the results of all positions.
-
-        Args:
-            ids: the inputs of the decoder, start tokens included.
-            memory: hidden states (S, M) of the encoder, for cross-attention.
-        """
+        """Read one sequence and keep the results of all positions, see `decode_all`."""
         return self.decode_all([ids], all_rows([ids]), None if memory is None else [memory])[0]
 
     def decode_all(
@@ -79,10 +74,7 @@ class ReferenceDecoder:
     def read(
         self, texts: Sequence[Sequence[int]], rows: Sequence[Positions], memories: Sequence[Array] | None = None
     ) -> tuple[list[Array], list[list[Array]], list[list[Array]]]:
-        """Return the hidden states (T, M) of each text, and the maps of each layer and text.
-
-        See `decode_all` for the parameters.
-        """
+        """Return the hidden states (T, M) of each text, and the maps of each layer and text."""
         layers, stack = self._layers, self._stack
         lengths, nothing = [len(text) for text in texts], [None] * len(texts)
         biases = [layers.relative_bias(length, length) for length in lengths]

@@ -54,12 +54,7 @@ class ReferenceEncoder:
         return self.encode_all([ids], all_rows([ids]))[0]
 
     def encode_all(self, texts: Sequence[Sequence[int]], rows: Sequence[Positions]) -> list[ReferenceEncoding]:
-        """Encode several sequences of token ids.
-
-        Args:
-            texts: the sequences.
-            rows: (R,) rows of the attention maps of each text that are kept.
-        """
+        """Encode sequences of token ids; keep rows (R,) of the attention maps of each text."""
         layers, stack = self._layers, self._stack
         lengths = [len(text) for text in texts]
         biases = [layers.relative_bias(length, length) for length in lengths]

@@ -34,11 +34,7 @@ TEXTS = (
 
 
 def check_serving(folder: Path, manifest: Manifest) -> None:
-    """Check the tokenizers, the special tokens and the lengths of a bundle.
-
-    Raises:
-        ImportFailedError: the service could not load the bundle, or no request could succeed.
-    """
+    """Check the tokenizers, the special tokens and the lengths of a bundle."""
     limits = manifest.limits
     sizes = {manifest.target_tokenizer: limits.vocabulary}
     sizes[manifest.source_tokenizer] = limits.source_vocabulary or limits.vocabulary
@@ -51,11 +47,7 @@ def check_serving(folder: Path, manifest: Manifest) -> None:
 
 
 def read_served_tokenizer(file: Path) -> TextTokenizer:
-    """Read a `tokenizer.json` as the service does.
-
-    Raises:
-        ImportFailedError: the service cannot use the tokenizer.
-    """
+    """Read a `tokenizer.json` as the service does."""
     try:
         return read_tokenizer(file)
     except BundleError as error:
@@ -67,11 +59,7 @@ def read_served_tokenizer(file: Path) -> TextTokenizer:
 
 
 def check_texts(tokenizer: TextTokenizer, size: int) -> None:
-    """Encode texts that are difficult for some tokenizers.
-
-    Raises:
-        ImportFailedError: the tokenizer fails for a text, or gives an id that is not below `size`.
-    """
+    """Encode texts that are difficult for some tokenizers; ids must be below `size`."""
     for text in TEXTS:
         try:
             ids = tokenizer.encode(text)

@@ -1,7 +1,4 @@
-"""Slow execution of the graphs of a bundle, for verification.
-
-States are updated in place, as in the service.
-"""
+"""Slow execution of a bundle's graphs for verification. States are updated in place, as served."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,12 +40,6 @@ class DecoderSession:
     """A decoder graph in ONNX Runtime."""
 
     def __init__(self, graph: Path, states: Sequence[State], threads: int = 0) -> None:
-        """Load a graph.
-
-        Args:
-            graph, threads: see `open_session`.
-            states: the states of the graph.
-        """
         self.session = open_session(graph, threads)
         self._states = tuple(states)
 
@@ -60,13 +51,11 @@ class DecoderSession:
         outputs: Sequence[str],
         source_lengths: Sequence[int] = (),
     ) -> dict[str, Array]:
-        """Run the graph and update states in place.
+        """Run the graph and update the states of B rows in place.
 
         Args:
-            states: the states of B rows.
             token_ids: (B,), or (B, S) for a decoder-only model, where B or S is 1.
             lengths: (B,) number of tokens of each row that the states contain.
-            outputs: names of the outputs to return.
             source_lengths: (B,), not read by decoders without cross-attention.
         """
         inputs = {
@@ -116,11 +105,7 @@ def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
 
 
 def default_language_ids(manifest: Manifest) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return the tokens that tell a model its default languages.
-
-    Returns:
-        Those before a source, those after it, and the first of the target, which are forced.
-    """
+    """Return the tokens before a source, those after it, and the forced first ones of a target."""
     languages = manifest.languages
     if languages is None:
         return (), (), ()
@@ -151,8 +136,6 @@ def read_sources(
     """Read sources up to the first decoder step.
 
     Args:
-        sessions: the bundle.
-        sources: token ids.
         target_positions: smallest size of the axis that grows with the target.
         measured: further scalar outputs of the decoder graph to return for a decoder-only model, as
             the maximum over the runs that read the prompts.
@@ -229,15 +212,9 @@ def run_step(
     source_lengths: Sequence[int],
     outputs: Sequence[str],
 ) -> dict[str, Array]:
-    """Run one decoder step with one token per row.
+    """Run one decoder step with one token per row, and update the states in place.
 
-    Args:
-        sessions: the bundle.
-        states: updated in place.
-        token_ids: the token that each row reads.
-        lengths: number of tokens that each row has read before.
-        source_lengths: source length of each row.
-        outputs: names of the outputs to return.
+    `lengths` has the number of tokens that each row has read before.
     """
     manifest, ids = sessions.manifest, np.array(token_ids, np.int64)
     if manifest.is_decoder_only:
@@ -254,12 +231,7 @@ def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> "NextLogits":
     """Return the `NextLogits` function of a bundle for `sightline.model.decoding.reference`.
 
     Each call reads the last token of each prefix and keeps the states, so that the next call can
-    extend the prefixes.
-
-    Args:
-        sessions: the bundle.
-        source_ids: one source. A prefix begins with the last token of
-            `Manifest.decoder_prompt_ids`.
+    extend the prefixes. A prefix begins with the last token of `Manifest.decoder_prompt_ids`.
     """
     manifest = sessions.manifest
     num_prefilled = len(manifest.decoder_prompt_ids(source_ids)) - 1

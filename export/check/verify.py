@@ -71,7 +71,9 @@ LONG_SCORES = 1 << 22
 # It has at least this length, because reading the weights takes longer than computing with so few
 # tokens. It then consists of three chunks.
 LEAST_LONG = 2 * PREFILL_TOKENS + 6
-LONG_TARGET = 140  # longest text of a decoder with an encoder: beyond the last bucket of T5, at distance 128
+# Longest text of a decoder with an encoder, whose graph runs once for each token: beyond the last
+# bucket of relative positions, at distance 128, or without buckets longer than the others.
+BUCKETED_TARGET, LONG_TARGET = 140, 40
 # Attention weights and logits of a longer text are compared at about this number of positions.
 MAX_ROWS = 48
 MAP_LAYERS = 4  # number of layers whose attention maps an encoder returns at a time
@@ -105,8 +107,8 @@ def reference_outputs(
     Returns:
         Of text i: `hidden.i` (S, M), `encoder.i` (layers, H, R, S), `encoder_slots.i`
         (layers, H, R, k), `labels.i`, `predictions.i` (R, V), `logits.i` (R, V), `decoder.i`
-        (layers, H, R, T) and `cross.i` (layers, H, R, S), as far as the model has them.
-        R are the positions of `compared_rows`.
+        (layers, H, R, T) and `cross.i` (layers, H, R, S), as far as the model has them. R are the
+        positions of `compared_rows`.
     """
     outputs: dict[str, Array] = {}
     memories: list[Array] | None = None
@@ -141,12 +143,7 @@ def reference_outputs(
 def rounding_limits(
     model: Description, weights: Weights, texts: ComparedTexts
 ) -> tuple[dict[str, Array], dict[str, float]]:
-    """Compute exact outputs and the largest accepted error of each.
-
-    Returns:
-        The arrays of `reference_outputs`, and by name the largest absolute difference that float32
-        rounding explains.
-    """
+    """Return `reference_outputs` and, by name, the largest error that float32 rounding explains."""
     exact = reference_outputs(model, weights, texts)
     largest = dict.fromkeys(exact, 0.0)
     short = list(range(1, len(texts.sources)))
@@ -183,9 +180,8 @@ class GraphRunner:
 
         Args:
             sources: the longest one first.
-            prompts: inputs of the decoder before the generated tokens, the longest one first.
-                Those of a decoder-only model are the sources.
-            new_tokens: number of tokens to generate for each source.
+            prompts: inputs of the decoder before the generated tokens, the longest one first. Those
+                of a decoder-only model are the sources.
 
         Returns:
             The sources with the inputs of the decoder, and the outputs. Logits that the graphs do
@@ -215,10 +211,7 @@ class GraphRunner:
         return ComparedTexts(texts.sources, tuple(map(tuple, targets))), outputs | decoded
 
     def _encode(self, session: Any, sources: Sequence[Sequence[int]]) -> list[dict[str, Array]]:
-        """Return the outputs of the encoder graph for each source, without padding.
-
-        Attention maps have the rows of `compared_rows`.
-        """
+        """Return each source's encoder outputs without padding; maps have `compared_rows`."""
         feeds = padded_sources(sources, self._manifest.tokens.pad_id)
         kinds = {attention.kind: attention.outputs for attention in self._encoder_maps}
         maps = [name for names in kinds.values() for name in names]
@@ -340,15 +333,7 @@ class _Collected:
 
 
 def check_scores(bundle: object, outputs: Mapping[str, Array]) -> None:
-    """Check the outputs of a decoder graph that follow from the logits (B, V).
-
-    Args:
-        bundle: the bundle, for the message.
-        outputs: the arrays by name.
-
-    Raises:
-        VerificationError: they do not.
-    """
+    """Check that the other outputs of a decoder graph follow from its logits (B, V)."""
     logits = outputs["logits"].astype(np.float64)
     if np.isnan(logits).any():
         return  # the comparison of logits finds it
@@ -368,10 +353,7 @@ def check_scores(bundle: object, outputs: Mapping[str, Array]) -> None:
 
 
 def long_length(manifest: Manifest, model: Description) -> int:
-    """Return the length of the long text within the limits of time and memory.
-
-    The limit of the model is not considered.
-    """
+    """Return the length of the long text within the limits of time and memory, not of the model."""
     stack = model.first_stack
     matrices = max(1, manifest.parameters - model.vocabulary * stack.width)  # without the table of tokens
     heads = max(attention.heads for attention in stack.attention)
@@ -379,10 +361,7 @@ def long_length(manifest: Manifest, model: Description) -> int:
 
 
 def random_inputs(manifest: Manifest, model: Description, seed: int) -> tuple[list[list[int]], list[list[int]], int]:
-    """Return random sources, prompts of the decoder, and the number of tokens to generate.
-
-    See `GraphRunner.run`.
-    """
+    """Return random sources, prompts and number of new tokens for `GraphRunner.run`."""
     generator = np.random.default_rng(seed)
     new_tokens = min(NEW_TOKENS, manifest.limits.max_target_tokens)
     limit = manifest.limits.max_source_tokens
@@ -394,7 +373,8 @@ def random_inputs(manifest: Manifest, model: Description, seed: int) -> tuple[li
     prompts = [list(manifest.decoder_prompt_ids(source)) for source in sources]
     if model.encoder is not None and model.decoder is not None:
         # The decoder reads random tokens after the long text, because generated ones often repeat.
-        longest = min(lengths[0], LONG_TARGET, manifest.limits.max_target_tokens - new_tokens)
+        most = LONG_TARGET if model.decoder.relative_bias is None else BUCKETED_TARGET
+        longest = min(lengths[0], most, manifest.limits.max_target_tokens - new_tokens)
         forced = generator.integers(model.vocabulary, size=max(0, longest - len(prompts[0])))
         prompts[0] += [int(id_) for id_ in forced]
     return sources, prompts, new_tokens
@@ -410,18 +390,12 @@ def verify(
 ) -> Verification:
     """Compare the graphs of a bundle with the reference, see the module.
 
+    Raises `VerificationError`, and `ValueError` as `check_inputs` does.
+
     Args:
-        folder: the bundle.
         manifest: its manifest; `verification` is not read.
-        model: description of the model.
-        weights: weights of the checkpoint.
         sentences: token ids of sentences that are compared in addition to random texts.
         tolerance: the largest allowed difference, in place of the derived limits.
-
-    Raises:
-        VerificationError: a result differs by more than float32 rounding explains.
-        ValueError: a sentence has more tokens than the model reads, or the tolerance is negative or
-            not a number.
     """
     check_inputs(sentences, manifest.limits.max_source_tokens, tolerance)
     inputs = [random_inputs(manifest, model, seed=0), *_sentence_inputs(manifest, sentences)]
@@ -468,11 +442,7 @@ def _sentence_inputs(
 
 
 def compare_cosines(session: Any, table: Array) -> Difference:
-    """Compare the cosines of evenly spaced tokens with all tokens of a table (V, M).
-
-    Returns:
-        The largest difference, and its limit.
-    """
+    """Compare the cosines of evenly spaced tokens with all tokens of a table (V, M)."""
     ids = np.linspace(0, len(table) - 1, COMPARED_TOKENS, dtype=np.int64)
     (cosines,) = session.run(["cosines"], {"token_ids": ids})
 
@@ -498,9 +468,6 @@ def _check_shortlist(
 
     The reference has no shortlist. In both results, the logits of excluded tokens are replaced by
     the lowest logit of a candidate, so that only candidates are compared afterwards.
-
-    Raises:
-        VerificationError: a token is not excluded.
     """
     for number, source in enumerate(texts.sources):
         name = f"logits.{number}"
@@ -518,8 +485,7 @@ def _check_shortlist(
 def differences_of(graph_outputs: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:
     """Return the largest absolute difference by name; logits that were not computed are ignored.
 
-    Raises:
-        ValueError: an array is missing or has another shape.
+    Raises `ValueError` if an array is missing or has another shape.
     """
     if graph_outputs.keys() != exact.keys():
         raise ValueError(f"the graphs return {sorted(graph_outputs)}, the reference {sorted(exact)}")

@@ -19,12 +19,7 @@ LARGEST = "largest."  # prefix of the names of the added outputs
 def measure_ranges(folder: Path, manifest: Manifest, sources: Sequence[Sequence[int]]) -> dict[str, dict[str, float]]:
     """Measure the largest magnitude of each activation that is multiplied by a constant matrix.
 
-    The bundle encodes one source at a time, and greedily decodes it if it generates text.
-
-    Args:
-        folder: a float32 bundle.
-        manifest: its manifest.
-        sources: token ids of the sources.
+    The float32 bundle encodes one source at a time, and greedily decodes it if it generates text.
 
     Returns:
         The largest magnitudes, by graph ("encoder" or "step") and name of the activation, for each

@@ -51,25 +51,17 @@ def quantize_bundle(
     """Quantize a float32 bundle, see `sightline.export.convert.quantize`.
 
     Args:
-        source: the float32 bundle.
-        bundle: folder to write or replace.
-        recipe: the quantization scheme of each group of layers.
         text: parallel text for measuring BLEU, or plain text for the measures of
             `sightline.export.convert.text_quality`; None to skip the comparison.
         force: write the bundle even if it loses too much.
-        calibration: sentences for measuring the activations, needed by static per-tensor
-            quantization.
+        calibration: sentences for the ranges of activations in static per-tensor quantization.
         name: name of the model; None for the name of the folder.
-
-    Returns:
-        The record in the manifest.
 
     Raises:
         VerificationError: the bundle loses too much; nothing is written.
         BundleError: `source` is damaged or not float32, or `bundle` exists and is not a folder
             without subfolders.
-        ValueError: a sentence is too long, the folder name is not a valid model name, or
-            calibration sentences are missing.
+        ValueError: a sentence is too long, a name is not valid, or calibration is missing.
     """
     is_static = "per-tensor" in recipe.schemes.values()
     if is_static and not calibration:
@@ -99,14 +91,10 @@ def quantize_bundle(
 
 
 def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = False) -> Quantization:
-    """Convert a float32 bundle to float16 with operators for CUDA, see
-    `sightline.export.convert.half`.
+    """Convert a float32 bundle to float16 for CUDA, see `sightline.export.convert.half`.
 
-    Arguments and errors are those of `quantize_bundle`, with these additions.
-
-    Raises:
-        BundleError: the model is not an encoder-decoder, or a state has no axis that grows.
-        ValueError: a weight is too large for float16.
+    Arguments and errors are those of `quantize_bundle`; also a `BundleError` if the model is not an
+    encoder-decoder or a state has no axis that grows, a `ValueError` if a weight is too large.
     """
     record = Quantization(bits=16, block_size=None, schemes={}, float32_digest="", quality=None)
 
@@ -199,11 +187,7 @@ def _measure(source: Path, original: Manifest, converted: Sessions, text: Text, 
 
 
 def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, Any]:
-    """Write converted graphs, their weights and the other files.
-
-    Returns:
-        The changed fields of the manifest: the entries of the graphs, and `files`.
-    """
+    """Write converted graphs, weights and other files; return changed fields of the manifest."""
     fields = [name for name in ("encoder", "decoder", "similar", "predict") if getattr(manifest, name) is not None]
     graphs = [getattr(manifest, name).file for name in fields]
     originals = [onnx.load_model(source / name, load_external_data=False) for name in graphs]

@@ -29,14 +29,8 @@ Array = NDArray[Any]
 def half_graphs(models: Sequence[onnx.ModelProto], folder: Path, weights: WeightFile) -> list[onnx.ModelProto]:
     """Convert weights, states, attention weights and activations of graphs to float16.
 
-    Args:
-        models: float32 graphs with external weights, as `GraphBuilder` builds them.
-        folder: folder of those weights.
-        weights: file for the weights of the new graphs.
-
-    Raises:
-        ValueError: a weight is too large for float16, or the attention has an option without a
-            conversion.
+    The float32 graphs have external weights in `folder`, as `GraphBuilder` builds them. Raises
+    `ValueError` if a weight is too large, or an option of the attention has no conversion.
     """
     return [_HalfConverter(model, folder, weights).build() for model in models]
 

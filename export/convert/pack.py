@@ -25,8 +25,7 @@ def round_matrix(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
     Of the two, the one with the smaller sum of squared errors is chosen.
 
     Returns:
-        Codes (..., R, C) and scales (..., R, 1) or (..., 1, C), whose product is the rounded
-        matrix.
+        Codes (..., R, C) and scales (..., R, 1) or (..., 1, C): their product is the matrix.
     """
     rounded = []
     for axis in (-1, -2):
@@ -37,12 +36,9 @@ def round_matrix(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
 
 
 def pack_graph(model: onnx.ModelProto, folder: Path, weights: WeightFile) -> onnx.ModelProto:
-    """Return a graph whose float32 and float16 matrices are stored in 8 bits.
+    """Return a graph whose float32 and float16 matrices are stored in 8 bits in `weights`.
 
-    Args:
-        model: graph with external weights, as `GraphBuilder` builds it.
-        folder: folder of those weights.
-        weights: file for the weights of the new graph.
+    The graph has external weights in `folder`, as `GraphBuilder` builds it.
     """
     graph = model.graph
     widened = {node.input[0]: node for node in graph.node if node.op_type == "Cast"}

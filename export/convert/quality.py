@@ -31,11 +31,7 @@ class ParallelText:
 
 
 def compare(float32: Sessions, quantized: Sessions, tokenizer: Tokenizer, text: ParallelText) -> Quality:
-    """Compute the BLEU of both bundles with each of `NUM_BEAMS`.
-
-    Raises:
-        ValueError: a sentence is too long for the model.
-    """
+    """Compute the BLEU of both bundles with each of `NUM_BEAMS`."""
     sources = encode_sources(float32.manifest, tokenizer, text.pairs.sources)
     bleu, signature = [], ""
     for num_beams in NUM_BEAMS:
@@ -50,10 +46,15 @@ def compare(float32: Sessions, quantized: Sessions, tokenizer: Tokenizer, text: 
 def check_loss(quality: Quality) -> None:
     """Check that no BLEU is more than `MAX_LOSS` lower than that of the float32 bundle.
 
-    Raises:
-        VerificationError: a BLEU is too low.
+    A BLEU of float32 that is so low that no loss would be too large is an error, too.
     """
     for bleu in quality.bleu:
+        if bleu.float32 <= MAX_LOSS:
+            raise VerificationError(
+                f"with num_beams {bleu.num_beams}, BLEU of the float32 bundle is {bleu.float32:.2f} "
+                f"({quality.signature}), which is too low to measure a loss; check that the texts of --source and "
+                "--target belong together and are in the languages of the model, or use --texts instead of --data"
+            )
         if bleu.float32 - bleu.quantized > MAX_LOSS:
             raise VerificationError(
                 f"with num_beams {bleu.num_beams}, BLEU falls from {bleu.float32:.2f} to {bleu.quantized:.2f}, but the "
@@ -62,11 +63,7 @@ def check_loss(quality: Quality) -> None:
 
 
 def encode_sources(manifest: Manifest, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[list[int]]:
-    """Encode source sentences.
-
-    Raises:
-        ValueError: a sentence is too long for the model.
-    """
+    """Encode source sentences; raise `ValueError` for one that is too long for the model."""
     limit = manifest.limits.max_source_tokens
     sources = encode_lines(tokenizer, sentences)
     for number, source in enumerate(sources, start=1):
@@ -95,7 +92,7 @@ def _translate(sessions: Sessions, tokenizer: Tokenizer, sources: Sequence[Seque
 
 
 def _bleu(outputs: Sequence[str], text: ParallelText) -> "Score":
-    """Compute cased BLEU with the 13a tokenization of sacreBLEU."""
+    """Compute cased BLEU with sacreBLEU's tokenization for the target language."""
     from sightline.model.evaluation.bleu import EvaluationSet, score
 
     cased = EvaluationSet(text.pairs.sources, text.pairs.references, tokenised_references=None)

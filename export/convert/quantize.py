@@ -1,7 +1,6 @@
 """Quantization of matrix products with constant weights to 8 or 4 bits.
 
-There are three schemes. In all of them, the rounding of a row of the batch does not depend on the
-other rows.
+There are three schemes. In all of them, a row of the batch is rounded independently of others.
 
 - `group-wise`: `MatMulNBits` of ONNX Runtime, with one float32 scale per block of weights along the
   inner axis. With `accuracy_level` 4, it also rounds the activations of each row in the same
@@ -53,16 +52,11 @@ Floats = NDArray[np.float32]
 
 
 def quantize_blocks(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Floats]:
-    """Quantize each block of a row with its own scale.
+    """Quantize each block of a row with its own scale, in 4 or 8 bits.
 
-    The weight with the largest magnitude of a block gets the code 0, which stands for -2 ** (bits -
-    1). The scale therefore has the opposite sign of that weight. Rows are padded with zeros to
-    whole blocks.
-
-    Args:
-        rows: matrix (N, K) with the inner axis of the product last.
-        bits: 4 or 8.
-        block_size: number of weights that share a scale.
+    The weight with the largest magnitude of a block gets the code 0, which stands for -2 **
+    (bits - 1). The scale therefore has the opposite sign of that weight. The rows (N, K) have the
+    inner axis of the product last, and are padded with zeros to whole blocks.
 
     Returns:
         Codes (N, blocks, block_size * bits / 8) and scales (N, blocks). A weight is
@@ -83,12 +77,7 @@ def exact_blocks(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Float
     """Represent weights that were quantized before without an error, if blocks can hold them.
 
     The weights of a block are multiples of its scale, which therefore is their greatest common
-    divisor or a divisor of it.
-
-    Args:
-        rows: see `quantize_blocks`.
-        bits: 4 or 8.
-        block_size: number of weights that share a scale and a zero point.
+    divisor or a divisor of it. Arguments are those of `quantize_blocks`.
 
     Returns:
         Codes and scales as of `quantize_blocks`, and zero points (N, blocks). A weight is
@@ -131,11 +120,7 @@ def _packed(codes: Codes, bits: int) -> Codes:
 
 
 def quantize_columns(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Quantize each column of a matrix (K, N) with its own scale, see `PAIR_LEVELS`.
-
-    Returns:
-        Codes (K, N) and scales (N,).
-    """
+    """Quantize a matrix (K, N) to codes (K, N) with scales (N,) of columns, see `PAIR_LEVELS`."""
     padded = np.pad(matrix, [(0, len(matrix) % 2), (0, 0)])
     sums = [np.maximum(signed[0::2], 0) + np.maximum(signed[1::2], 0) for signed in (padded, -padded)]
     scales = np.maximum(*sums).max(axis=0) / np.float32(PAIR_LEVELS)
@@ -157,15 +142,8 @@ def quantize_graphs(
     the graphs has the same matrix, by name and layout. If that product is group-wise too, both use
     the same bytes. Other constants are not changed.
 
-    Args:
-        models: graphs with external weights, as `GraphBuilder` builds them.
-        folder: folder of those weights.
-        weights: file for the weights of the new graphs.
-        recipe: the scheme of each group of layers.
-        ranges: ranges of the activations, for the scheme `per-tensor`.
-
-    Raises:
-        ValueError: the range of an activation is missing or 0.
+    The graphs have external weights in `folder`, as `GraphBuilder` builds them. The scheme
+    `per-tensor` needs the ranges of the activations; it raises `ValueError` if one is missing or 0.
     """
     tables = {
         product.weight
@@ -182,11 +160,7 @@ def product_inputs(graph: onnx.GraphProto) -> list[str]:
 
 
 def projection_input(graph: onnx.GraphProto) -> str:
-    """Return the name of the activation that is projected to the vocabulary.
-
-    Raises:
-        ValueError: the logits are not a product with a constant matrix.
-    """
+    """Return the name of the activation that is projected to the vocabulary."""
     for product in _products(graph):
         if product.output in PROJECTIONS:
             return str(product.node.input[0])
@@ -372,10 +346,9 @@ class _GraphRewriter:
     def _static_per_tensor(self, product: _Product) -> list[NodeProto]:
         """Replace x W + b with a static per-tensor quantized product.
 
-        It is (round(x / step) W') * scales * step + b, with the same step for all rows.
-
-        If x is the output of `Relu`, all 255 levels are used for positive values. Rounding then
-        clips negative values, so that `Relu` is not needed.
+        It is (round(x / step) W') * scales * step + b, with the same step for all rows. If x is the
+        output of `Relu`, all 255 levels are used for positive values. Rounding then clips negative
+        values, so that `Relu` is not needed.
         """
         added, x = _NodeBuilder(product.node.name), product.node.input[0]
         largest = self._ranges.get(x, 0.0)

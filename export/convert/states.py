@@ -37,12 +37,7 @@ StateRanges = Mapping[str, NDArray[np.float32]]
 def measure_states(folder: Path, manifest: Manifest) -> StateRanges:
     """Measure the ranges of keys and values on sentences in the source language and random tokens.
 
-    Args:
-        folder: a float32 bundle.
-        manifest: its manifest.
-
-    Returns:
-        The ranges, with a margin; empty if the model has no states that can be rounded.
+    The ranges of a float32 bundle get a margin; they are empty if no state can be rounded.
     """
     measured = [state for state in manifest.states if manifest.encoder is not None and _is_cache(state)]
     if not measured:

@@ -93,15 +93,7 @@ def compare_on_texts(
 ) -> TextQuality:
     """Measure the loss of a converted bundle on texts.
 
-    Args:
-        float32: the original bundle.
-        quantized: the converted bundle.
-        source_tokenizer: tokenizer of the texts.
-        target_tokenizer: tokenizer of generated tokens.
-        text: the texts.
-
-    Raises:
-        ValueError: a text is too long, or there is nothing to predict in all texts.
+    Raises `ValueError` if a text is too long, or there is nothing to predict in all texts.
     """
     manifest = float32.manifest
     sources = text_ids(manifest, source_tokenizer, text.texts)
@@ -119,11 +111,7 @@ def compare_on_texts(
 
 
 def check_text_loss(quality: TextQuality) -> None:
-    """Check that a measured loss is within its limit.
-
-    Raises:
-        VerificationError: the loss is too large.
-    """
+    """Check that a measured loss is within its limit."""
     way_out = "try a smaller --block-size, more --bits or float32 for one group of layers, or use --force"
     match quality:
         case EmbeddingQuality():
@@ -303,8 +291,7 @@ def _compare_outputs(
 def greedy_outputs(sessions: Sessions, sources: Sequence[Ids]) -> list[list[int]]:
     """Generate greedily from several sources, without the end token.
 
-    Suppressed tokens and the target prefix of the default language apply. Other generation settings
-    do not.
+    Suppressed tokens and the target prefix of the default language apply, other settings do not.
     """
     manifest = sessions.manifest
     _, _, prefix = default_language_ids(manifest)
@@ -348,8 +335,8 @@ def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
         if num_output and num_reference:
             precisions.append(matches / num_output)
             recalls.append(matches / num_reference)
-    if not precisions:  # all texts are empty
-        return 100.0 if list(outputs) == list(references) else 0.0
+    if not precisions:  # all outputs or all references are empty, which shows nothing
+        return 0.0
     precision, recall = np.mean(precisions), np.mean(recalls)
     if precision + recall == 0:
         return 0.0

@@ -33,10 +33,7 @@ _LAYER_NORM_EPSILON = 1e-5  # of a LayerNorm of PyTorch
 
 
 def _phi3(config: Config, tensors: Tensors) -> Description:
-    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):  # transformers reads none of them
-        config.neutral(key, False)
-    for key in ("full_attn_mod", "interpolate_factor"):
-        config.neutral(key, 1)
+    config.ignore("attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias")  # never read
     for key in ("rope_scaling", "rope_parameters"):
         _check_rope_type(config.section(key))
     window = None
@@ -75,12 +72,8 @@ def _phi3_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
 def _rows_of(module: str, attention: Attention, part: str, *, by_head: bool = False) -> AdaptedModule:
     """Return the queries, keys or values of a module that stores all of them.
 
-    Args:
-        module: its name in the checkpoint.
-        attention: options of the attention.
-        part: "query", "key" or "value".
-        by_head: the queries, keys and values of the same head are consecutive. By default, all
-            queries precede all keys.
+    `part` is "query", "key" or "value". With `by_head`, those of the same head are consecutive;
+    otherwise all queries precede all keys.
     """
     size, counts = attention.head_size, (attention.heads, attention.kv_heads, attention.kv_heads)
     index = ("query", "key", "value").index(part)
@@ -161,7 +154,7 @@ def _gpt_neox(config: Config, tensors: Tensors) -> Description:
 
 
 def _neox_start(tensors: Tensors) -> str:
-    return "gpt_neox." if "gpt_neox.embed_in.weight" in tensors else ""
+    return "gpt_neox." if "gpt_neox.final_layer_norm.weight" in tensors else ""
 
 
 def _neox_output(tensors: Tensors) -> str:
@@ -172,6 +165,7 @@ def _neox_output(tensors: Tensors) -> str:
 def _neox_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     start, attention = _neox_start(tensors), model.first_stack.attention[0]
     layer = f"{start}layers.{{}}"
+    tensors.check_equal("lm_head.weight", "embed_out.weight", "although both are the projection; remove the wrong one")
     modules: dict[str, Source] = {
         "embedding": f"{start}embed_in",
         "decoder.norm": f"{start}final_layer_norm",
@@ -211,7 +205,7 @@ def _opt(config: Config, tensors: Tensors) -> Description:
 
 
 def _opt_start(tensors: Tensors) -> str:
-    return "model.decoder." if "model.decoder.embed_tokens.weight" in tensors else "decoder."
+    return "model.decoder." if "model.decoder.embed_positions.weight" in tensors else "decoder."
 
 
 def _opt_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:

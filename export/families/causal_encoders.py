@@ -25,7 +25,7 @@ Modules = Callable[[Description, Tensors], Mapping[str, Source]]
 def generates_text(config: Config) -> bool:
     """Return False if the class of a checkpoint has no projection to the vocabulary."""
     architecture = _architecture(config)
-    return not architecture.endswith(("Model", CLASSIFIER)) or architecture.endswith("LMHeadModel")
+    return not architecture.endswith(("Model", CLASSIFIER)) or architecture.endswith(("LMHeadModel", "MTModel"))
 
 
 def _architecture(config: Config) -> str:
@@ -45,8 +45,6 @@ def family_of(
         name: `model_type` of config.json.
         classes: names of the classes that generate text, return hidden states, and, if there is
             one, label texts.
-        describe: describes the model as a decoder.
-        modules: names of the modules of a decoder.
         ignored: patterns of tensors that do not change the output.
     """
     return Family(name, classes, _describer(describe), _module_namer(modules), (*ignored, *IGNORED), base=classes[1])
@@ -66,13 +64,8 @@ def as_reranker(model: Description, answers: tuple[int, int | None]) -> Descript
     """Describe a model that generates text as a reranker.
 
     Args:
-        model: the model.
         answers: token ids of the answers yes and no. The score is the difference of their logits,
             whose sigmoid is the probability of yes among the two. Without no, it is that of yes.
-
-    Raises:
-        ImportFailedError: the model already is an encoder or changes its logits, or a token id is
-            too large.
     """
     largest = max(answers[0], answers[1] or 0)
     if largest >= model.vocabulary:

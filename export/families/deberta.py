@@ -41,8 +41,7 @@ def _deberta(config: Config, tensors: Tensors) -> Description:
     check_common(config)
     config.ignore("legacy", "pos_ebd_type")  # heads of pre-training; a name without an effect
     width, positions = config.integer("hidden_size"), config.integer("max_position_embeddings", 512)
-    for key in ("embedding_size", "pooler_hidden_size"):
-        config.neutral(key, width, None)
+    config.neutral("embedding_size", width, None)
     kinds = _kinds(config)
     attention = equal_heads(config, "num_attention_heads", width)
     config.neutral("attention_head_size", attention.head_size, None)
@@ -68,8 +67,12 @@ def _deberta(config: Config, tensors: Tensors) -> Description:
             f"{attention.head_size}"
         )
     model = Description("deberta-v2", config.integer("vocab_size"), positions, stack)
-    head = replace(_HEAD, activation=activation(config.text("pooler_hidden_act", "gelu")))
-    return add_head(model, config, head)
+    model = add_head(model, config, _HEAD)
+    if model.head is None or model.head.activation is None:
+        return model
+    config.neutral("pooler_hidden_size", width, None)
+    function = activation(config.text("pooler_hidden_act", "gelu"))
+    return replace(model, head=replace(model.head, activation=function))
 
 
 def _kinds(config: Config) -> set[str]:
@@ -83,45 +86,43 @@ def _kinds(config: Config) -> set[str]:
 
 def _disentangled(config: Config, kinds: set[str], positions: int) -> Disentangled | None:
     """Return the scores of relative positions, None if there are none."""
+    if not config.boolean("relative_attention", False):
+        config.ignore("position_buckets", "max_relative_positions", "norm_rel_ebd", "share_att_key")
+        return None
     buckets = config.integer("position_buckets", -1, least=-1)
     reach = config.integer("max_relative_positions", -1, least=-1)
-    norm = config.text("norm_rel_ebd", "none")
-    parts = {part.strip() for part in norm.lower().split("|")}
-    if not parts <= {"none", "layer_norm"}:
-        raise ImportFailedError(f"config.json: norm_rel_ebd must be none or layer_norm, got {norm!r}")
-    is_shared = config.boolean("share_att_key", False)
-    if not config.boolean("relative_attention", False):
-        return None
+    parts = {part.strip() for part in config.text("norm_rel_ebd", "none").lower().split("|")}
     if not kinds:
         raise ImportFailedError(
             "config.json: relative_attention needs a pos_att_type of c2p, p2c or both, which is missing"
         )
     reach = positions if reach < 1 else reach
-    if buckets > 0 and not 2 <= buckets // 2 < reach - 1:
+    is_exact = buckets < 1 or buckets // 2 >= positions - 1  # no distance is in a bucket with others
+    if not is_exact and not 2 <= buckets // 2 < reach - 1:
         raise ImportFailedError(
             "config.json: position_buckets must be at least 4 and less than twice max_relative_positions, got "
             f"{buckets} and {reach}"
         )
     return Disentangled(
         buckets if buckets > 0 else reach,
-        reach if buckets > 0 else None,
+        None if is_exact else reach,
         "c2p" in kinds,
         "p2c" in kinds,
         "layer_norm" in parts,
-        is_shared,
+        config.boolean("share_att_key", False),
     )
 
 
 def _convolution(config: Config) -> Convolution | None:
     """Return the convolution of DeBERTa-v2-xlarge, None if there is none."""
-    config.neutral("conv_groups", 1, None)
-    function = config.text("conv_act", "tanh")
     size = config.integer("conv_kernel_size", 0, least=0, most=_MAX_KERNEL)
     if not size:
+        config.ignore("conv_groups", "conv_act")
         return None
+    config.neutral("conv_groups", 1, None)
     if size % 2 == 0:
         raise ImportFailedError(f"config.json: conv_kernel_size must be odd, got {size}")
-    return Convolution(size, activation(function))
+    return Convolution(size, activation(config.text("conv_act", "tanh")))
 
 
 def _deberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
@@ -130,6 +131,8 @@ def _deberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Sourc
     modules = embedding_modules(f"{prefix}embeddings") | layer_modules(layer)
     modules["encoder.relative"] = f"{prefix}encoder.rel_embeddings"
     modules["encoder.relative_norm"] = f"{prefix}encoder.LayerNorm"
+    if model.encoder_stack.disentangled is None:
+        tensors.ignore(f"{prefix}encoder.LayerNorm.*")  # it normalizes the table that is not there
     modules["encoder.convolution"] = f"{prefix}encoder.conv.conv"
     modules["encoder.convolution_norm"] = f"{prefix}encoder.conv.LayerNorm"
     disentangled = model.encoder_stack.disentangled

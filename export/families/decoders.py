@@ -101,15 +101,7 @@ def _qwen_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def _windows(config: Config, defaults: Sequence[bool]) -> tuple[int | None, ...]:
-    """Return the window of each layer.
-
-    Args:
-        config: the configuration.
-        defaults: True for each layer that has a window if `layer_types` is absent.
-
-    Raises:
-        ImportFailedError: the keys contradict each other.
-    """
+    """Return the window of each layer; without `layer_types`, `defaults` says which have one."""
     window: int | None = config.integer("sliding_window", 0, least=0, most=MAX_WINDOW) or None
     if not config.boolean("use_sliding_window", False):
         window = None
@@ -183,11 +175,7 @@ def describe_relative(family: str, config: Config, tensors: Tensors, variant: Va
 
 
 def head_size_of(config: Config, heads: int, kv_heads: int, default: int) -> int:
-    """Return the size of a head with rotary embedding.
-
-    Raises:
-        ImportFailedError: it is odd or too large, or query heads cannot share the keys equally.
-    """
+    """Return the size of a head with rotary embedding; query heads must share the keys equally."""
     size = config.integer("head_dim", default, least=2, most=MAX_HEAD_SIZE)
     if heads % kv_heads:
         raise ImportFailedError(
@@ -209,9 +197,11 @@ def check_output(
     """Check that the projection to the vocabulary exists.
 
     Like transformers, a projection in the checkpoint is used even if the configuration says that it
-    is the embedding.
+    is the embedding, and as the embedding if that is missing.
     """
     is_tied = config.boolean("tie_word_embeddings", default)
+    if is_tied and generates_text(config) and embedding not in tensors and output in tensors:
+        tensors.rename(output, embedding)
     if not is_tied and output not in tensors and generates_text(config):
         raise ImportFailedError(
             f"the checkpoint has no tensor {output!r}, although tie_word_embeddings in config.json is false; if "
@@ -230,19 +220,11 @@ def rotary_of(
     """Return the rotary embedding.
 
     transformers 5 writes `rope_parameters`, which contains `rope_theta`. Earlier versions write
-    `rope_theta` and `rope_scaling`.
+    `rope_theta` and `rope_scaling`. Defaults apply where the configuration has no value.
 
     Args:
-        config: the configuration.
-        head_size: size of a head.
-        max_positions: positions of the model.
-        default_base: base if the configuration has none.
-        default_share: share of a head that is rotated if the configuration has none. None: the
-            family always rotates whole heads.
-        default_original: positions before they were extended, if the configuration has none.
-
-    Raises:
-        ImportFailedError: the type is not supported.
+        default_share: share of a head that is rotated. None: the family always rotates whole heads.
+        default_original: positions before they were extended.
     """
     if default_share is None:
         config.neutral("partial_rotary_factor", None, 1.0)
@@ -254,14 +236,19 @@ def rotary_of(
 
 
 def rotary_options(config: Config) -> Config:
-    """Return `rope_parameters` or `rope_scaling`, or an empty object.
-
-    Raises:
-        ImportFailedError: the configuration has both.
-    """
+    """Return `rope_parameters` or `rope_scaling`, or an empty object; both may not differ."""
     scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
     if scaling is not None and parameters is not None:
-        raise ImportFailedError("config.json has both rope_scaling and rope_parameters; remove the one that is wrong")
+        base = {"rope_theta": config.get("rope_theta", None)}
+        first, second = (
+            base | {"rope_type" if key == "type" else key: value for key, value in config.get(name).items()}
+            for name in ("rope_scaling", "rope_parameters")
+        )
+        if first != second:
+            raise ImportFailedError(
+                "config.json has both rope_scaling and rope_parameters, which differ; remove the one that is wrong"
+            )
+        parameters.ignore("*")
     return scaling or parameters or Config({}, "config.json")
 
 
@@ -271,15 +258,9 @@ def rotary_from(
     """Return the rotary embedding of `rope_parameters`, or of `rope_scaling`.
 
     Args:
-        options: the object.
-        head_size: size of a head.
-        max_positions: positions of the model.
-        base: base if the object has none.
+        base: used if the object has none.
         original: positions before they were extended; 0 if only the object can say.
         share: share of a head that is rotated if the object has none. None: always all of it.
-
-    Raises:
-        ImportFailedError: the type is not supported.
     """
     if share is None:
         options.neutral("partial_rotary_factor", None, 1.0)
@@ -425,7 +406,7 @@ def decoder_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
 
 def model_prefix(tensors: Tensors) -> str:
     """Return the start of the names of tensors; classes without a head have none."""
-    return "model." if "model.embed_tokens.weight" in tensors else ""
+    return "model." if "model.norm.weight" in tensors else ""
 
 
 def output_modules(tensors: Tensors, embedding: str, output: str = "lm_head.weight") -> dict[str, Source]:
@@ -459,7 +440,7 @@ def _gpt2(config: Config, tensors: Tensors) -> Description:
 
 def _gpt2_start(tensors: Tensors) -> str:
     """Return the start of the names of tensors; older checkpoints have none."""
-    return "transformer." if "transformer.wte.weight" in tensors else ""
+    return "transformer." if "transformer.ln_f.weight" in tensors else ""
 
 
 def _gpt2_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:

@@ -41,9 +41,9 @@ class Rotary:
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """Learned bias of scores by the bucket of the distance between query and key.
+    """Learned bias of scores by the bucket of the distance between query and key, for all layers.
 
-    See Raffel et al. 2020, section 2.1. All layers share the bias.
+    See Raffel et al. 2020, section 2.1.
     """
 
     buckets: int
@@ -98,8 +98,7 @@ class ProjectedKeys:
 class RelativeKeys:
     """Learned vectors of distances, added to the keys (Shaw et al. 2018, equations 4 and 5).
 
-    All heads of a layer share the 2 * span + 1 vectors. Larger distances share the first or the
-    last vector.
+    All heads of a layer share the 2 * span + 1 vectors; larger distances the first or the last.
     """
 
     span: int
@@ -270,6 +269,7 @@ class Description:
     # Layer and head of the cross-attention that was trained on word alignments, as indices from 0.
     guided_alignment: tuple[int, int] | None = None
     shortlist: Shortlist | None = None  # None: the decoder can generate all tokens
+    reads_pairs: bool = True  # False: the token types of a pair of texts are not known
 
     @property
     def has_position_limit(self) -> bool:
@@ -300,15 +300,10 @@ class Description:
 
 
 def rotary_tables(rotary: Rotary, positions: int, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the cosines and sines (positions, D / 2) of rotary embedding.
+    """Return the cosines and sines (positions, D / 2) of rotary embedding for heads of size D.
 
     Angles are products in float32, as in transformers: at position 10,000, that rounding changes an
     angle by up to 5e-4 radians, and the model was trained with it.
-
-    Args:
-        rotary: its options.
-        positions: number of positions.
-        size: D, the size of a head.
     """
     frequencies = np.array(rotary.frequencies, np.float32)
     angles = np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float64)

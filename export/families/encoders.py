@@ -29,7 +29,7 @@ from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 # Keys of heads of pre-training and of sentence-transformers.
-_HARMLESS = ("pooler_*", "sbert_ce_default_activation_function", "sentence_transformers", "tie_*")
+_HARMLESS = ("directionality", "pooler_*", "sbert_ce_default_activation_function", "sentence_transformers", "tie_*")
 DEFAULT_LABELS = 2  # number of labels of a configuration without id2label
 
 
@@ -41,7 +41,6 @@ def check_common(config: Config, positions: str = "absolute") -> None:
     config.neutral("cross_attention_hidden_size", None)
     config.neutral("pruned_heads", {}, None)
     config.neutral("position_embedding_type", positions, *([None] if positions == "absolute" else []))
-    config.neutral("directionality", "bidi")
 
 
 def prefix_of(tensors: Tensors, *prefixes: str, embedding: str = "embeddings.word_embeddings") -> str:
@@ -118,11 +117,7 @@ def label_names(config: Config) -> tuple[str, ...]:
 
 
 def label_kind(config: Config, num_labels: int) -> Literal["classes", "independent", "score"]:
-    """Return the kind of the labels of a text.
-
-    Raises:
-        ImportFailedError: the model predicts several numbers instead of labels.
-    """
+    """Return the kind of the labels of a text; a model that predicts several numbers is refused."""
     problem = config.get("problem_type", None)
     if num_labels == 1:  # as cross-encoders of sentence-transformers
         return "score"
@@ -198,9 +193,7 @@ def layer_modules(layer: str) -> dict[str, Source]:
 def embedding_modules(embeddings: str, skip: int = 0) -> dict[str, Source]:
     """Return the modules of embeddings with BERT's names.
 
-    Args:
-        embeddings: the module that contains them.
-        skip: number of rows at the start of the table of positions that no token uses.
+    No token uses the first `skip` rows of the table of positions.
     """
     return {
         "embedding": f"{embeddings}.word_embeddings",
@@ -335,9 +328,7 @@ _ALBERT_HEAD = HeadModules("albert.pooler", "tanh", "classifier")
 
 
 def _albert(config: Config, tensors: Tensors) -> Description:
-    for key in ("net_structure_type", "gap_size", "num_memory_blocks"):
-        config.neutral(key, 0)
-    config.neutral("down_scale_factor", 1)
+    config.ignore("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
     size, types = config.integer("embedding_size", 128), config.integer("type_vocab_size", 2)
     embedding = TokenEmbedding(has_positions=True, types=types, has_norm=True, projected_from=size)
     model = describe_encoder(config, "albert", embedding, default_activation="gelu_new")
@@ -376,7 +367,7 @@ def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
 
 def _albert_groups(tensors: Tensors) -> tuple[int, int]:
     """Return the number of groups of layers, and the number of different layers in each."""
-    prefix = prefix_of(tensors, "albert.")
+    prefix = prefix_of(tensors, "albert.", embedding="embeddings.position_embeddings")
     name = f"{prefix}encoder.albert_layer_groups.{{}}.albert_layers.{{}}.ffn.weight"
     groups = next(number for number in itertools.count() if name.format(number, 0) not in tensors)
     return groups, next(number for number in itertools.count() if name.format(0, number) not in tensors)
@@ -420,13 +411,16 @@ def _modernbert(config: Config, tensors: Tensors) -> Description:
     )
     positions = config.integer("max_position_embeddings", 8192)
     model = Description("modernbert", config.integer("vocab_size"), positions, stack)
-    pooling = config.text("classifier_pooling", "cls")
-    if pooling not in ("cls", "mean"):
-        raise ImportFailedError(f"config.json: classifier_pooling must be cls or mean, got {pooling!r}")
-    head = replace(_MODERNBERT_HEAD, activation=activation(config.text("classifier_activation", "gelu")))
-    model = add_head(model, config, head, "mean" if pooling == "mean" else "first")
-    has_head_bias = config.boolean("classifier_bias", False)
-    return model if model.head is None else replace(model, head=replace(model.head, has_bias=has_head_bias))
+    pooling = config.get("classifier_pooling", "cls")
+    model = add_head(model, config, _MODERNBERT_HEAD, "mean" if pooling == "mean" else "first")
+    if model.head is None:
+        config.ignore("classifier_activation", "classifier_bias")
+        return model
+    if pooling not in ("cls", "mean") and model.head.pooling != "tokens":
+        raise ImportFailedError(f"config.json: classifier_pooling must be cls or mean, got {str(pooling)[:40]!r}")
+    function = activation(config.text("classifier_activation", "gelu"))
+    has_bias = config.boolean("classifier_bias", False)
+    return replace(model, head=replace(model.head, activation=function, has_bias=has_bias))
 
 
 def _rotary(config: Config, local: bool, head_size: int) -> Rotary:

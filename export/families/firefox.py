@@ -104,17 +104,13 @@ _MATRIX = re.compile(r"[a-z]+_W[qkvof12]?")
 def describe(
     settings: Mapping[str, Any], tensors: Tensors, file: str, max_tokens: int | None = None
 ) -> tuple[Description, Weights]:
-    """Describe a model, and check its options and the shapes of its tensors.
+    """Describe a model, and check the shapes of its tensors; an unknown option is an error.
 
     Args:
         settings: content of the tensor `special:model.yml`, with lists as tuples.
         tensors: the other tensors, by the names of Marian. Nothing is read.
         file: name of the model file in errors.
         max_tokens: lower limit of positions than `MAX_POSITIONS`.
-
-    Raises:
-        ImportFailedError: an option or a tensor is missing or not supported, or an option is
-            unknown.
     """
     source = f"{file}: {CONFIG}"
     config = Config(settings, source)

@@ -62,8 +62,7 @@ def _gemma2(config: Config, tensors: Tensors) -> Description:
 
 
 def _gemma3(config: Config, tensors: Tensors) -> Description:
-    config.neutral("attn_logit_softcapping", None)  # transformers does not apply it
-    config.ignore("cache_implementation")
+    config.ignore("attn_logit_softcapping", "cache_implementation")  # transformers does not apply the first
     is_bidirectional = config.boolean("use_bidirectional_attention", False)
     config.ignore("_sliding_window_pattern")  # it is written with layer_types, which precedes it
     attention = _attention(config, config.number("query_pre_attn_scalar", 256, above=0) ** -0.5)
@@ -125,8 +124,9 @@ def _rotary(config: Config, size: int, *, local: bool) -> Rotary:
     theta = config.number("rope_theta", 1_000_000.0, above=1), config.number("rope_local_base_freq", 10_000.0, above=1)
     shared, own = rotary_options(config), None
     if "rope_scaling" in config:
-        shared.text("rope_type")  # unlike for other families, transformers ignores the older name `type`
         own = None if local else shared
+        if own is not None:  # unlike for other families, transformers ignores the older name `type`
+            own.text("rope_type")
     elif "rope_parameters" in config:
         shared.ignore(*LAYER_KINDS)  # transformers reads those of the kinds that the layers have
         own = shared.section(kind)

@@ -1,5 +1,4 @@
-"""Heads that predict masked tokens, of models that were trained to (Devlin et al. 2019, section
-3.1).
+"""Heads that predict masked tokens, of models trained to (Devlin et al. 2019, section 3.1).
 
 They score all tokens of the vocabulary at a position of the text: a dense layer, an activation, a
 normalization, and the product with the table of embeddings.
@@ -8,12 +7,9 @@ normalization, and the product with the table of embeddings.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from sightline.export.families.description import Activation, Description, Predictions
 from sightline.export.families.values import activation
 from sightline.export.families.weights import Source
-from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 
@@ -50,6 +46,11 @@ _MODULES: Mapping[str, _Modules] = {
     "modernbert": _Modules("head.dense", "head.norm", "decoder"),
 }
 FAMILIES = tuple(_MODULES)  # names of the families whose masked language models predict tokens
+# Versions of transformers differ in the tensor that they use.
+_TIED = (
+    "although tie_word_embeddings in config.json says that they are one; set it to false to use both, or remove one of "
+    "them"
+)
 
 
 def with_predictions(model: Description, config: Config, tensors: Tensors) -> Description:
@@ -67,6 +68,8 @@ def with_predictions(model: Description, config: Config, tensors: Tensors) -> De
         activation=modules.activation or stack.feed_forward.activation,
         is_tied=config.boolean("tie_word_embeddings", True),
     )
+    if predictions.is_tied:
+        _name_table(model.family, f"{modules.output}.weight", tensors)
     if model.family == "modernbert":
         predictions = replace(
             predictions,
@@ -78,17 +81,16 @@ def with_predictions(model: Description, config: Config, tensors: Tensors) -> De
     return replace(model, predictions=predictions)
 
 
+def _name_table(family: str, projection: str, tensors: Tensors) -> None:
+    """Give the table of embeddings its name if it is stored as the projection alone."""
+    table = "tok_embeddings.weight" if family == "modernbert" else "word_embeddings.weight"
+    stored = [name.partition("embeddings.")[0] for name in tensors.names if "embeddings." in name]
+    if stored and projection in tensors.names and not any(name.endswith(table) for name in tensors.names):
+        tensors.rename(projection, f"{stored[0]}embeddings.{table}")
+
+
 def prediction_modules(model: Description, modules: Mapping[str, Source], tensors: Tensors) -> dict[str, Source]:
-    """Return the modules of the head of a model.
-
-    Args:
-        model: the model.
-        modules: its other modules.
-        tensors: the checkpoint.
-
-    Raises:
-        ImportFailedError: tensors that should be one are stored twice with different values.
-    """
+    """Return the modules of the head of a model, given its other modules."""
     if model.predictions is None:
         return {}
     names = _MODULES[model.family]
@@ -101,24 +103,11 @@ def prediction_modules(model: Description, modules: Mapping[str, Source], tensor
         sources |= {"prediction.norm.weight": f"{names.norm}.gamma", "prediction.norm.bias": f"{names.norm}.beta"}
     if not model.predictions.is_tied:
         return sources
-    table, output_bias = modules["embedding"], f"{names.output}.bias"
+    table = modules["embedding"]
     assert isinstance(table, str), "the table of embeddings is stored as it is"
     sources["prediction.output.weight"] = f"{table}.weight"
-    _check_equal(tensors, f"{table}.weight", f"{names.output}.weight")
+    tensors.check_equal(f"{table}.weight", f"{names.output}.weight", _TIED)
+    tensors.check_equal(names.bias, f"{names.output}.bias", _TIED)
     if names.bias in tensors:
         sources["prediction.output.bias"] = names.bias
-        _check_equal(tensors, names.bias, output_bias)
     return sources
-
-
-def _check_equal(tensors: Tensors, first: str, second: str) -> None:
-    """Check that a tensor that is stored a second time has the same values.
-
-    Raises:
-        ImportFailedError: it has not. Versions of Transformers then differ in the one they use.
-    """
-    if first in tensors and second in tensors and not np.array_equal(tensors.read(first), tensors.read(second)):
-        raise ImportFailedError(
-            f"the tensors {first!r} and {second!r} differ, although tie_word_embeddings in config.json says that they "
-            "are one; set it to false to use both, or remove one of them"
-        )

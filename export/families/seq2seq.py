@@ -13,6 +13,7 @@ import numpy as np
 
 from sightline.base.bundle import TrainingUnit
 from sightline.export.families import Family
+from sightline.export.families.decoders import check_output
 from sightline.export.families.description import (
     Attention,
     Description,
@@ -27,6 +28,7 @@ from sightline.export.families.description import (
 from sightline.export.families.encoders import label_kind, label_names
 from sightline.export.families.values import activation, count, equal_heads, timescale_sinusoids
 from sightline.export.families.weights import AdaptedModule, Array, Source
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 # Keys without an effect on the graphs: sizes under a second name, settings of the training, and
@@ -65,7 +67,7 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
     config.neutral("add_final_layer_norm", variant.has_final_norm)
     config.neutral("static_position_embeddings", variant.positions != "learned")
     config.neutral("add_bias_logits", False)
-    config.boolean("tie_word_embeddings", True)  # not used, see `_embeddings`
+    check_output(config, tensors, "model.shared.weight", default=True)
     if variant.positions == "fairseq":
         config.neutral("pad_token_id", _M2M100_PAD)
     width = config.integer("d_model", least=4)
@@ -108,6 +110,11 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
         )
     if variant.family == "marian":
         vocabulary = config.integer("decoder_vocab_size", source)
+        if not config.boolean("share_encoder_decoder_embeddings", True) and "model.shared.weight" in tensors.names:
+            raise ImportFailedError(
+                "the checkpoint has a tensor 'model.shared.weight', but share_encoder_decoder_embeddings in "
+                "config.json is false; correct the one that is wrong"
+            )
     return Description(
         variant.family,
         vocabulary,
@@ -120,7 +127,8 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
 
 def _modules(variant: _Variant, model: Description, tensors: Tensors) -> Mapping[str, Source]:
     start = "model." if "model.encoder.layers.0.fc1.weight" in tensors else ""
-    modules = _embeddings(start, tensors)
+    is_tied = variant.family != "marian" or f"{start}shared.weight" in tensors  # else each language has its own table
+    modules = _embeddings(start, tensors, has_output=model.decoder is not None and is_tied)
     modules |= {"head.dense": "classification_head.dense", "head.output": "classification_head.out_proj"}
     if variant.family != "m2m_100":
         modules["output.bias"] = AdaptedModule("final_logits_bias", is_row=True)
@@ -141,28 +149,33 @@ def _modules(variant: _Variant, model: Description, tensors: Tensors) -> Mapping
     return modules
 
 
-def _embeddings(start: str, tensors: Tensors) -> dict[str, Source]:
+def _embeddings(start: str, tensors: Tensors, *, has_output: bool) -> dict[str, Source]:
     """Return the modules of the embeddings and of the output projection.
 
-    The tensors of the checkpoint decide which tables are shared, not `tie_word_embeddings`:
-    Transformers shares a table if another one is absent or equal. The bundle stores equal tables
-    once.
+    The tensors of the checkpoint decide which tables are shared, as in transformers 5: a table that
+    is stored is used even if it differs from the others, and `shared` takes the place of a missing
+    one. Without `shared`, the stored tables must be equal. The bundle stores equal tables once.
+
+    With `has_output`, a missing projection is tied to `shared`; otherwise to the table of the
+    decoder, or there is none.
     """
-    modules: dict[str, Source] = {}
-    shared = f"{start}shared"
-    for stack in ("encoder", "decoder"):
-        own = f"{start}{stack}.embed_tokens"
-        if f"{own}.weight" in tensors:
-            modules[f"{stack}.embedding"] = own
-        elif f"{shared}.weight" in tensors:
-            modules[f"{stack}.embedding"] = shared
-        else:  # tied to the only table, under another name
-            other = f"{start}{'encoder' if stack == 'decoder' else 'decoder'}.embed_tokens"
-            modules[f"{stack}.embedding"] = other if f"{other}.weight" in tensors else "lm_head"
-    if len(set(modules.values())) == 1:
-        modules = {"embedding": modules["encoder.embedding"]}
-    if "lm_head.weight" in tensors:
+    shared, tables = f"{start}shared", [f"{start}{stack}.embed_tokens" for stack in ("encoder", "decoder")]
+    stored = [name for name in (*tables, "lm_head") if f"{name}.weight" in tensors]
+    common = shared if f"{shared}.weight" in tensors else next(iter(stored), shared)
+    if common != shared and not {*tables, *["lm_head"] * has_output} <= set(stored):
+        for other in stored[1:]:
+            reason = (
+                f"and {shared!r} is missing, so that it is not known which of them it was; use a complete checkpoint"
+            )
+            tensors.check_equal(f"{common}.weight", f"{other}.weight", reason)
+    encoder, decoder = (table if table in stored else common for table in tables)
+    modules: dict[str, Source] = {"encoder.embedding": encoder, "decoder.embedding": decoder}
+    if encoder == decoder:
+        modules = {"embedding": encoder}
+    if "lm_head" in stored:
         modules["output.weight"] = "lm_head.weight"
+    elif has_output and common != decoder:
+        modules["output.weight"] = f"{common}.weight"
     return modules
 
 
@@ -239,7 +252,7 @@ def _t5(family: str, default_feed_forward: str, config: Config, tensors: Tensors
 
 
 def _t5_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    modules = _embeddings("", tensors)
+    modules = _embeddings("", tensors, has_output=model.decoder is not None)
     is_gated = model.encoder_stack.feed_forward.gated
     for stack in ("encoder", "decoder"):
         layer, name = f"{stack}.{{}}", f"{stack}.block.{{}}.layer"

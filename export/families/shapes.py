@@ -14,16 +14,8 @@ Expected = Iterator[tuple[str, tuple[int, ...] | None]]
 def check_shapes(model: Description, weights: Weights, configuration: str = "config.json") -> None:
     """Check that a checkpoint has the tensors that its description implies, without reading them.
 
-    Tensors that the description does not imply are left to `Tensors.check_all_read`.
-
-    Args:
-        model: the description.
-        weights: the checkpoint.
-        configuration: name of the configuration in errors.
-
-    Raises:
-        ImportFailedError: a tensor is missing or has another shape, or there is a bias that the
-            description excludes.
+    A bias that the description excludes is an error. Other tensors that it does not imply are left
+    to `Tensors.check_all_read`. `configuration` is the name of the configuration in errors.
     """
     for name, shape in _model(model, weights):
         source = weights.find(name)

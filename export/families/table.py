@@ -1,20 +1,24 @@
 """Selection of the family of a checkpoint, and its description."""
 
+import fnmatch
+import glob
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sightline.base.errors import UsageError
 from sightline.export.families import Family, blocks, deberta, decoders, encoders, gemma, jina, rotary_encoders, seq2seq
 from sightline.export.families.causal_encoders import as_reranker
 from sightline.export.families.description import Description
 from sightline.export.families.predictions import prediction_modules, with_predictions
 from sightline.export.families.refused import REASONS
 from sightline.export.families.shapes import check_shapes
-from sightline.export.families.token_types import type_separator
+from sightline.export.families.token_types import PairsUnsupportedError, type_separator
 from sightline.export.families.weights import Weights
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.generation_settings import GENERATION_KEYS
-from sightline.export.sources.opened_checkpoint import Config, Tensors
+from sightline.export.sources.opened_checkpoint import Config, Tensors, first_of
 from sightline.export.sources.packed import packed_format, unpacked
 
 MAX_POSITIONS = 1 << 20
@@ -29,8 +33,18 @@ _HARMLESS = (
     "output_attentions", "output_hidden_states", "output_past", "output_scores", "prefix", "pretraining_tp",
     "problem_type", "return_dict", "return_dict_in_generate", "summary_*", "task_specific_params", "tf_legacy_loss",
     "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "transformers.js_config", "use_bfloat16",
-    "use_cache", "use_return_dict",
+    "use_cache", "use_return_dict", "xla_device", "eos_token_ids", "max_sequence_length", "is_matryoshka",
+    "matryoshka_dimensions",
 )  # fmt: skip
+# Keys that code of transformers for all classes reads, also as second names of others, and the
+# version whose code was searched. The families know all other keys that their classes read.
+_READ_BY_ALL = (
+    "attention_chunk_size", "cache_implementation", "head_dim", "hidden_size", "is_causal",
+    "is_encoder_decoder", "kv_sharing_modes", "layer_types", "max_position_embeddings", "num_attention_heads",
+    "num_hidden_layers", "per_layer_config", "quantization_config*", "rope_parameters",
+    "rope_scaling", "sliding_window", "use_bidirectional_attention",
+)  # fmt: skip
+_TRANSFORMERS = [5, 23]
 
 FAMILIES_BY_KIND: Mapping[str, tuple[Family, ...]] = {
     "encoder": (*encoders.FAMILIES, *deberta.FAMILIES, *rotary_encoders.FAMILIES, *jina.FAMILIES),
@@ -43,8 +57,7 @@ FAMILIES = tuple(family for families in FAMILIES_BY_KIND.values() for family in 
 def find_family(config: Config) -> Family:
     """Return the family of a checkpoint by `model_type` and `architectures` of config.json.
 
-    Raises:
-        ImportFailedError: the architecture is not supported; the message lists those that are.
+    Raises `ImportFailedError`, whose message lists the supported architectures.
     """
     model_type = config.text("model_type", "")
     if model_type == "xlm-roberta" and "lora_adaptations" in config:
@@ -87,10 +100,8 @@ def describe(
     """Describe a checkpoint, and mark the tensors that do not change its outputs as known.
 
     Args:
-        family: its family.
-        config: config.json.
-        tensors: the weights, whose shapes are compared with the description. Quantized matrices
-            are decoded in the view that the returned weights have.
+        tensors: the weights, whose shapes are compared with the description. Quantized matrices are
+            decoded in the view that the returned weights have.
         tokenizer: tokenizer.json. It decides the token types of text pairs, and is only needed for
             models with token types.
         input_names: `model_input_names` of tokenizer_config.json, None if it has none.
@@ -98,9 +109,6 @@ def describe(
         is_embedding: the folder is one of sentence-transformers. Its decoder-only model computes
             embeddings and generates no text, whatever class saved it.
         answers: token ids of yes and no, if a decoder-only model is a reranker.
-
-    Raises:
-        ImportFailedError: the checkpoint is not supported.
     """
     if is_embedding and family.base:
         config.override("architectures", [family.base])
@@ -111,7 +119,12 @@ def describe(
     tensors.ignore(*family.ignored)
     stack = model.encoder
     if stack is not None and stack.embedding.types > 1:
-        separator = type_separator(tokenizer, input_names)
+        try:
+            separator = type_separator(tokenizer, input_names)
+        except PairsUnsupportedError:
+            if model.head is not None and model.head.label_kind == "span":  # every call has a pair
+                raise
+            model, separator = replace(model, reads_pairs=False), None
         stack = replace(stack, embedding=replace(stack.embedding, type_separator=separator))
     limited = replace(model, encoder=stack, max_positions=_positions(model, max_tokens))
     modules = family.modules(limited, tensors)
@@ -122,11 +135,7 @@ def describe(
 
 
 def describe_configuration(family: Family, config: Config, tensors: Tensors) -> Description:
-    """Describe a configuration. The shapes of the tensors are not checked.
-
-    Raises:
-        ImportFailedError: it is not supported.
-    """
+    """Describe a configuration. The shapes of the tensors are not checked."""
     config.ignore(*_HARMLESS, *GENERATION_KEYS)
     packed_format(config)
     try:
@@ -137,6 +146,33 @@ def describe_configuration(family: Family, config: Config, tensors: Tensors) -> 
         raise ImportFailedError(f"config.json: {error}") from None
 
 
+def pass_over_unread(config: Config, ignored: Sequence[str] = ()) -> list[str]:
+    """Ignore the keys of config.json that the class of the model in transformers does not read.
+
+    It may read any key if the repository has code of its own, or was saved by a later version. All
+    known keys must have been read before. Keys of `ignored` are ignored in any case; one that does
+    not exist, or is known, raises `UsageError`. Returns a note, if there are ignored keys.
+    """
+    unread = config.unread()
+    for name in ignored:
+        if name not in unread:
+            others = f"; its unknown keys are {first_of(unread)}" if unread else ""
+            raise UsageError(f"--ignore-key {name}: config.json has no unknown key of this name{others}")
+    version = [int(part) for part in re.findall(r"\d+", str(config.get("transformers_version", "")))[:2]]
+    reads_any = "auto_map" in config or version > _TRANSFORMERS
+    passed = [name for name, value in unread.items() if not (reads_any or _may_be_read(name, value))]
+    nulls = (name for name, value in unread.items() if value is None)
+    config.ignore(*map(glob.escape, (*nulls, *passed, *ignored)))
+    stated = {name: unread[name] for name in (*passed, *ignored) if unread[name] is not None}
+    return [f"config.json has keys that do not change the model and are ignored: {first_of(stated)}"] if stated else []
+
+
+def _may_be_read(name: str, value: object) -> bool:
+    """Return True if a key may change the model; a nested one of rope belongs to another type."""
+    is_option = name.startswith("rope_") and "." in name
+    return isinstance(value, dict) if is_option else any(fnmatch.fnmatch(name, key) for key in _READ_BY_ALL)
+
+
 def rotary_limits(model: Description) -> list[int]:
     """Return the lengths of texts from which on transformers computes other rotary frequencies."""
     layers = [layer for stack in (model.encoder, model.decoder) if stack for layer in stack.attention]
@@ -144,11 +180,7 @@ def rotary_limits(model: Description) -> list[int]:
 
 
 def _check_tables(model: Description) -> None:
-    """Check the size of tables with a row for each position, which no stored tensor limits.
-
-    Raises:
-        ImportFailedError: a table is too large.
-    """
+    """Check the size of tables with a row for each position, which no stored tensor limits."""
     for stack in (model.encoder, model.decoder):
         if stack is None:
             continue
@@ -168,8 +200,7 @@ def _check_tables(model: Description) -> None:
 def _positions(model: Description, max_tokens: int | None) -> int:
     """Return the number of positions of a model with the limit that the user chose.
 
-    Raises:
-        ImportFailedError: it is not positive, or larger than the tables of any graph should be.
+    A limit that is larger than the tables of any graph should be is refused.
     """
     positions = max_tokens or model.max_positions
     if model.has_position_limit:

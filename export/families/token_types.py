@@ -9,6 +9,11 @@ from typing import Any
 
 from sightline.export.import_errors import ImportFailedError
 
+
+class PairsUnsupportedError(ImportFailedError):
+    """A model cannot read pairs of texts, but single texts."""
+
+
 _UNSUPPORTED = (
     "tokenizer.json: the token types of text pairs are not supported; type 0 must end with the first separator, such "
     "as [SEP], or be the type of all tokens"
@@ -18,13 +23,9 @@ _UNSUPPORTED = (
 def type_separator(tokenizer: Mapping[str, Any] | None, input_names: Sequence[str] | None = None) -> int | None:
     """Return the id of the token that ends type 0, or None if all tokens have type 0.
 
-    Args:
-        tokenizer: tokenizer.json.
-        input_names: inputs of the model that the tokenizer produces; None for those of its class,
-            which include token types.
-
-    Raises:
-        ImportFailedError: token types follow another rule, or there is no post-processor.
+    `input_names` is None for the inputs of the tokenizer's class, which include token types. Raises
+    `PairsUnsupportedError` if pairs follow another rule or there is no post-processor, and
+    `ImportFailedError` if a single text has other types than 0.
     """
     if input_names is not None and "token_type_ids" not in input_names:
         return None
@@ -37,7 +38,7 @@ def type_separator(tokenizer: Mapping[str, Any] | None, input_names: Sequence[st
                 return None
             case {"type": "TemplateProcessing"}:
                 return _separator_of_template(processor)
-    raise ImportFailedError(
+    raise PairsUnsupportedError(
         "tokenizer.json has no post_processor that adds separators; the model has token types, which need one; save "
         "the tokenizer again with transformers' AutoTokenizer and save_pretrained"
     )
@@ -63,7 +64,8 @@ def _separator_of_template(processor: Mapping[str, Any]) -> int | None:
     for name, token_ids in ids.items():
         if len(token_ids) == 1 and all(_follows_rule(template, name) for template in templates):
             return int(token_ids[0])
-    raise ImportFailedError(_UNSUPPORTED)
+    is_single = all(type_id == 0 for _, type_id in templates[0])
+    raise (PairsUnsupportedError if is_single else ImportFailedError)(_UNSUPPORTED)
 
 
 def _piece(piece: Mapping[str, Any]) -> tuple[str | None, int]:

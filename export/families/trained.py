@@ -1,7 +1,6 @@
 """Families of the models that `model` trains.
 
-Their checkpoints are training runs, and the tensors are those of `state_dict`. PyTorch is not
-needed.
+Their checkpoints are training runs, with the tensors of `state_dict`. PyTorch is not needed.
 """
 
 from collections.abc import Mapping
@@ -54,11 +53,7 @@ def state_tensors(module: "nn.Module") -> Tensors:
 
 
 def describe(config: ArchitectureConfig, tensors: Tensors) -> tuple[Description, Weights]:
-    """Return the description and the named weights of a trained model.
-
-    Raises:
-        ImportFailedError: the configuration has a key that the description would ignore.
-    """
+    """Return the description and the named weights of a trained model."""
     family = FAMILIES[architecture_of(config)]
     keys = Config({"architecture": family.name, **asdict(config)}, CONFIG)
     model = family.describe(keys, tensors)

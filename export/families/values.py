@@ -34,31 +34,19 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(name: str) -> Activation:
-    """Return the activation of a configuration's name.
-
-    Raises:
-        ValueError: it is not supported.
-    """
+    """Return the activation of a configuration's name."""
     if name not in ACTIVATIONS:
         raise ValueError(f"the activation {name} is not supported; supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 def count(config: Config, key: str, default: int | None = None) -> int:
-    """Return a number of layers or heads.
-
-    Raises:
-        ImportFailedError: it is less than 1 or more than any model has.
-    """
+    """Return a number of layers or heads, at least 1 and at most what any model has."""
     return config.integer(key, default, least=1, most=MAX_COUNT)
 
 
 def equal_heads(config: Config, key: str, width: int) -> Attention:
-    """Return attention whose heads share the width equally.
-
-    Raises:
-        ValueError: the number of heads does not divide the width.
-    """
+    """Return attention whose heads share the width equally."""
     heads = count(config, key)
     if width < 1 or width % heads:
         raise ValueError(f"{key} must be a divisor of the width {width}, got {heads}")
@@ -66,11 +54,7 @@ def equal_heads(config: Config, key: str, width: int) -> Attention:
 
 
 def local_layers(config: Config, defaults: Sequence[bool]) -> list[bool]:
-    """Return for each layer whether it has a window: `layer_types`, or else the defaults.
-
-    Raises:
-        ImportFailedError: `layer_types` has another number of layers, or another kind of them.
-    """
+    """Return for each layer whether it has a window: `layer_types`, or else the defaults."""
     kinds = config.get("layer_types", None)
     if kinds is None:
         return list(defaults)
@@ -82,11 +66,7 @@ def local_layers(config: Config, defaults: Sequence[bool]) -> list[bool]:
 
 
 def check_rotary_head(size: int) -> None:
-    """Check the size of a head with rotary embedding.
-
-    Raises:
-        ImportFailedError: it is odd or too large.
-    """
+    """Check that the size of a head with rotary embedding is even and not too large."""
     if size % 2 or size > MAX_HEAD_SIZE:
         raise ImportFailedError(
             f"config.json: the size of a head must be even and at most {MAX_HEAD_SIZE} for rotary embedding, got {size}"
@@ -96,8 +76,7 @@ def check_rotary_head(size: int) -> None:
 def sinusoids(positions: int, width: int) -> Array:
     """Return sinusoids (P, M) as the models of this project have them (Vaswani et al. 2017).
 
-    They equal those of `sightline.model.layers.embedding.sinusoidal_positions`, which PyTorch
-    computes.
+    They equal those of `sightline.model.layers.embedding.sinusoidal_positions` in PyTorch.
     """
     rates = 10000.0 ** (-np.arange(0, width, 2, dtype=np.float64) / width)  # (M / 2,)
     angles = np.arange(positions, dtype=np.float64)[:, None] * rates  # (P, M / 2)
@@ -105,15 +84,10 @@ def sinusoids(positions: int, width: int) -> Array:
 
 
 def timescale_sinusoids(positions: int, width: int, first: int = 0) -> Array:
-    """Return sinusoids (P, M) as fairseq and Marian have them, in float32 as in training.
+    """Return sinusoids (P, M) from position `first`, as fairseq and Marian have them.
 
-    Sines are in the first half of a row and cosines in the second. Unlike those of Vaswani et al.
-    2017, the frequencies end at exactly 1 / 10000.
-
-    Args:
-        positions: number of rows.
-        width: M.
-        first: position of the first row.
+    They are float32 as in training. Sines are in the first half of a row and cosines in the second.
+    Unlike those of Vaswani et al. 2017, the frequencies end at exactly 1 / 10000.
     """
     half = width // 2
     frequencies = np.exp(np.arange(half, dtype=np.float32) * np.float32(-math.log(10000) / (half - 1)))

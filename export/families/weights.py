@@ -84,11 +84,9 @@ class Weights:
     def __init__(self, tensors: Tensors, modules: Mapping[str, Source]) -> None:
         """Create a view.
 
-        Args:
-            tensors: the checkpoint.
-            modules: module of the checkpoint for each module of the builder, both with `{}` for the
-                number of a layer, or for one layer with its number. A name that ends in `.weight`
-                or `.bias` stands for that tensor alone.
+        `modules` has the module of the checkpoint for each module of the builder, both with `{}`
+        for the number of a layer, or for one layer with its number. A name that ends in `.weight`
+        or `.bias` stands for that tensor alone.
         """
         self.tensors = tensors
         self._modules = modules
@@ -100,8 +98,7 @@ class Weights:
     def read(self, name: str) -> Array:
         """Return a tensor as float32, with matrices as (outputs, inputs).
 
-        Raises:
-            KeyError: the table of the family has no such module.
+        Raises `KeyError` if the table of the family has no such module.
         """
         source = self.find(name)
         if source is None:
@@ -114,8 +111,7 @@ class Weights:
     def find(self, name: str) -> tuple[AdaptedModule, str] | Computed | None:
         """Return where a tensor is: its part of a tensor of the checkpoint, or a function.
 
-        Returns:
-            None if the table of the family has no such module. The checkpoint may lack the tensor.
+        None if the table of the family has no such module. The checkpoint may lack the tensor.
         """
         number = next(iter(_LAYER.findall(name)), "")
         pattern = _LAYER.sub(".{}", name, count=1)

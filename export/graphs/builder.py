@@ -21,15 +21,10 @@ Axis = str | int  # name of a dynamic axis, or size of a fixed one
 
 
 class WeightFile:
-    """File with the tensors of several graphs, written as they are added.
+    """File with the tensors of several graphs, written as they are added; equal ones once.
 
-    Equal tensors are stored once.
-
-    Use it in a `with` statement, or call `close`.
-
-    Args:
-        path: file to write or replace, in the folder of the graphs.
-        half: let `GraphBuilder.weight` store a matrix as float16 if float16 represents it exactly.
+    Use it in a `with` statement, or call `close`. With `half`, `GraphBuilder.weight` stores a
+    matrix as float16 if float16 represents it exactly. `path` is in the folder of the graphs.
     """
 
     def __init__(self, path: Path, half: bool = False) -> None:
@@ -40,11 +35,7 @@ class WeightFile:
         self._offsets: dict[bytes, int] = {}  # SHA-256 to offset
 
     def add(self, data: bytes | memoryview) -> int:
-        """Add data and return its offset in the file.
-
-        Raises:
-            OSError: the file cannot be written, for example because the disk is full.
-        """
+        """Add data and return its offset in the file; a full disk is an `OSError`."""
         digest = sha256(data).digest()
         if digest not in self._offsets:
             self._offsets[digest] = self._size
@@ -88,12 +79,6 @@ class GraphBuilder:
     """Builder of one graph. Its methods take and return names of values."""
 
     def __init__(self, name: str, weights: WeightFile) -> None:
-        """Create an empty graph.
-
-        Args:
-            name: name of the graph.
-            weights: file for its weights.
-        """
         self._name = name
         self._weights = weights
         self._nodes: list[onnx.NodeProto] = []

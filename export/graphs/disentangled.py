@@ -43,8 +43,6 @@ class PositionScores:
         """Create a builder.
 
         Args:
-            layers: builder of the stack.
-            options: options of the scores.
             max_positions: longest sequence in tokens.
             size: S, (1,) int64.
             positions: 0 to S - 1, (S,) int64.

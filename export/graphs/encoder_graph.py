@@ -89,14 +89,7 @@ class EncoderAttentionBuilder:
     """
 
     def __init__(self, layers: LayerBuilder, max_positions: int, size: str, lengths: str) -> None:
-        """Create a builder.
-
-        Args:
-            layers: builder of the stack.
-            max_positions: longest sequence in tokens.
-            size: S, (1,) int64.
-            lengths: (B,) int64.
-        """
+        """Create a builder for `max_positions` tokens; `size` (1,) and `lengths` (B,) are int64."""
         self._layers = layers
         self._graph = layers.graph
         self._max_positions = max_positions
@@ -111,16 +104,7 @@ class EncoderAttentionBuilder:
         )
 
     def add(self, number: int, attention: Attention, x: str) -> str:
-        """Add the attention of a layer, with the weights as a graph output.
-
-        Args:
-            number: number of the layer.
-            attention: its options.
-            x: (B, S, M).
-
-        Returns:
-            (B, S, M).
-        """
+        """Add a layer's attention to x, both (B, S, M), with the weights as a graph output."""
         module = f"encoder.{number}.self_attention"
         parts = self._query_key_value(module, attention, x) if attention.has_projections else [x, x, x]
         if attention.rotary is not None:
@@ -276,8 +260,6 @@ def _add_shortlist(graph: GraphBuilder, shortlist: Shortlist, vocabulary: int, i
     It equals `Shortlist.candidates` for the tokens of each row.
 
     Args:
-        graph: the graph to add nodes to.
-        shortlist: the candidates.
         vocabulary: V, with tokens that are never candidates at the end.
         ids: token ids, (B, S) int64.
         lengths: (B,) int64.

@@ -14,14 +14,7 @@ class LayerBuilder:
     """Adds layers of one stack to a graph."""
 
     def __init__(self, graph: GraphBuilder, weights: Weights, name: str, stack: Stack) -> None:
-        """Create a builder.
-
-        Args:
-            graph: the graph to add nodes to.
-            weights: weights of the model.
-            name: "encoder" or "decoder", the start of the names of its modules.
-            stack: options of the layers.
-        """
+        """Create a builder; names of its modules start with `name`, "encoder" or "decoder"."""
         self.graph = graph
         self.weights = weights
         self.name = name
@@ -30,11 +23,8 @@ class LayerBuilder:
     def linear(self, x: str, *modules: str, arrays: tuple[Array, Array | None] | None = None) -> str:
         """Add linear layers as one product; the outputs of several modules are concatenated.
 
-        Args:
-            x: name of the input (..., inputs).
-            modules: names of the modules.
-            arrays: weight (outputs, inputs) and bias (outputs,) to use in place of the modules'
-                own.
+        `arrays` are a weight (outputs, inputs) and a bias (outputs,) in place of the modules' own.
+        The input x is (..., inputs).
         """
         graph = self.graph
         weight, bias = arrays if arrays is not None else self.matrices(*modules)
@@ -56,12 +46,9 @@ class LayerBuilder:
         return np.concatenate(weights), np.concatenate(biases)
 
     def padded(self, modules: Sequence[str], attention: Attention, multiple: int) -> tuple[Array, Array | None]:
-        """Return concatenated projections, with each head padded to a multiple of a size.
+        """Return concatenated projections to queries, keys or values with padded heads.
 
-        Args:
-            modules: names of the projections to queries, keys or values.
-            attention: options of the attention.
-            multiple: the size of a head becomes a multiple of it.
+        The size of a head becomes a multiple of `multiple`.
         """
         size = attention_size(attention, multiple)
         weights, biases = [], []
@@ -98,8 +85,7 @@ class LayerBuilder:
     def add_sublayer(self, x: str, inner: str, module: str) -> str:
         """Add the residual connection, and the normalization after it if the stack is post-norm.
 
-        Post-norm uses two nodes, because the fused operator of ONNX Runtime takes four times as
-        long.
+        Post-norm uses two nodes: the fused operator of ONNX Runtime takes four times as long.
         """
         if self.stack.has_output_norms:
             inner = self.norm(inner, f"{module}_output_norm")
@@ -109,12 +95,9 @@ class LayerBuilder:
         return self.norm(total, f"{module}_norm") if self.stack.norm_place == "post" else total
 
     def feed_forward(self, x: str, layer: int, before: str) -> str:
-        """Add the feed-forward sublayer of a layer.
+        """Add the feed-forward sublayer of a layer for x (..., M).
 
-        Args:
-            x: (..., M).
-            layer: number of the layer.
-            before: input of the layer, which a parallel layer reads in place of x.
+        `before` is the input of the layer, which a parallel layer reads in place of x.
         """
         graph, options = self.graph, self.stack.feed_forward
         module = f"{self.name}.{layer}.feed_forward"
@@ -127,14 +110,9 @@ class LayerBuilder:
         return self.add_sublayer(x, self.linear(inner, f"{module}.outer"), module)
 
     def embed(self, ids: str, at_positions: Callable[[str], str]) -> str:
-        """Add the embedding of tokens.
+        """Add the embedding (B, S, M) or (B, M) of tokens (B, S) or (B,) int64.
 
-        Args:
-            ids: token ids, (B, S) or (B,) int64.
-            at_positions: adds the rows of a table (P, M) at the positions of the tokens.
-
-        Returns:
-            (B, S, M) or (B, M).
+        `at_positions` adds the rows of a table (P, M) at the positions of the tokens.
         """
         graph, weights, options = self.graph, self.weights, self.stack.embedding
         x = graph.add("Gather", self.embedding(), ids)
@@ -160,13 +138,7 @@ class LayerBuilder:
         return x
 
     def rotary_tables(self, rotary: Rotary, positions: int, size: int) -> list[str]:
-        """Add the tables of cosines and sines (P, D / 2) of some layers.
-
-        Args:
-            rotary: rotary embedding of these layers.
-            positions: P.
-            size: D, the size of a head in the graph.
-        """
+        """Add the tables of cosines and sines (P, D / 2) of some layers, with heads of `size` D."""
         number = [*dict.fromkeys(attention.rotary for attention in self.stack.attention)].index(rotary)
         return [
             self.graph.weight(f"rotary.{name}.{number}", table.astype(np.float32))
@@ -236,8 +208,6 @@ def padded_heads(array: Array, heads: int, size: int, halves: bool) -> Array:
 
     Args:
         array: weight (heads * D, inputs) or bias (heads * D,).
-        heads: number of heads.
-        size: number of outputs of a head afterwards.
         halves: pad both halves of a head, which rotary embedding treats as pairs.
     """
     parts = 2 if halves else 1

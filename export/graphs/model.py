@@ -17,10 +17,7 @@ from sightline.export.graphs.similar_graph import similar_graph
 
 @dataclass(frozen=True)
 class Graphs:
-    """Graphs of a model with the parts of the manifest that describe them.
-
-    The weights of the graphs are in a weight file.
-    """
+    """Graphs of a model, whose weights are in a file, with the parts of the manifest about them."""
 
     encoder: onnx.ModelProto | None  # None for decoder-only models
     decoder: onnx.ModelProto | None  # None for models that generate no text

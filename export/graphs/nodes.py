@@ -26,16 +26,9 @@ SOURCE_BLOCK = 16
 
 
 def token_mask(graph: GraphBuilder, lengths: str, size: str) -> tuple[str, str]:
-    """Add a mask of tokens and padding.
+    """Add the positions (S,) int64 of `size` S () int64, and a mask (B, S) of tokens and padding.
 
-    Args:
-        graph: the graph to add nodes to.
-        lengths: (B,) int64.
-        size: S, () int64.
-
-    Returns:
-        The positions (S,) int64, and the mask (B, S), True where the position is less than the
-        length.
+    The mask is True where the position is less than the length of the row, (B,) int64.
     """
     positions = graph.add("Range", graph.constant(0, np.int64), size, graph.constant(1, np.int64))
     column = graph.add("Unsqueeze", lengths, graph.constant([1], np.int64))  # (B, 1)
@@ -96,10 +89,8 @@ def scores(
     """Add the outputs `logits`, `logprobs`, `top_logprobs` and `top_ids`.
 
     Args:
-        graph: the graph to add nodes to.
         features: (B, M).
         projection: names of the matrix (V, M), and of the bias (V,) if there is one.
-        vocab_size: V.
         shortlist: (B, V), added to the logits.
         cap: logits x become cap * tanh(x / cap); None leaves them unchanged. Not with a shortlist.
     """

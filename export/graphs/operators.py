@@ -36,18 +36,14 @@ def attention(
     lengths: str = "",
     bias: str = "",
 ) -> str:
-    """Add attention of an encoder, in which all tokens see each other.
+    """Add attention (B, S, H * D) of an encoder, in which all tokens see each other.
 
     Args:
-        graph: the graph to add nodes to.
         options: heads, scale and softcap; other options are not read.
         parts: queries (B, S, H * D), and keys and values (B, K, KV * D).
         attention_map: name of the attention weights (B, H, S, K).
         lengths: number of keys of each row, (B,) int64; "" if all rows have K.
         bias: bias of the scores, (1, H, S, K), (1, 1, S, K) or (B, H, S, K); "" for none.
-
-    Returns:
-        (B, S, H * D).
     """
     attended = graph.unique("attended")
     graph.add_multi(
@@ -78,7 +74,6 @@ def self_attention(
     batch with several new tokens has one row.
 
     Args:
-        graph: the graph to add nodes to.
         options: options of the attention; the head size is not read.
         parts: queries (B, S, H * D), and keys and values (B, S, KV * D) of the new tokens; or all
             of them concatenated.
@@ -113,13 +108,9 @@ def self_attention(
 
 
 def cross_attention(graph: GraphBuilder, options: Attention, query: str, memory: Cache) -> tuple[str, str]:
-    """Add attention to the tokens of a source.
+    """Add attention of queries (B, S, H * D) to the tokens of a source.
 
-    Args:
-        graph: the graph to add nodes to.
-        options: heads and scale; other options are not read.
-        query: (B, S, H * D).
-        memory: keys and values of the source.
+    Of the options, only heads and scale are read.
 
     Returns:
         (B, S, H * D), and the attention weights (B, H, S, K). K is `memory.longest`; columns beyond

@@ -10,11 +10,7 @@ from sightline.export.graphs.nodes import FLOAT
 
 
 def predict_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto | None:
-    """Build the graph that maps `hidden` (N, M) to `logits` (N, V).
-
-    Returns:
-        None if the model does not predict tokens.
-    """
+    """Build the graph from `hidden` (N, M) to `logits` (N, V), None without token predictions."""
     stack, options = model.encoder, model.predictions
     if stack is None or options is None:
         return None

@@ -26,9 +26,6 @@ def read_again(
     """Add a decoder over the source, and return its hidden state (B, M) at the last end token.
 
     Args:
-        graph: the graph to add nodes to.
-        weights: weights of the model.
-        reader: options of the decoder.
         ids: token ids of the source, (B, S) int64.
         is_token: False for padding, (B, S).
         positions: 0 to S - 1, (S,) int64.

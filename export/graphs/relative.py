@@ -14,13 +14,9 @@ from sightline.export.graphs.layers import LayerBuilder
 
 
 def bias_of_distances(options: RelativeBias, table: Array, reach: int) -> Array:
-    """Return the bias (H, 2 * reach - 1) of all distances.
+    """Return the bias (H, 2 * reach - 1) of all distances from a table (buckets, H).
 
-    Args:
-        options: the buckets.
-        table: bias of each bucket and head, (buckets, H).
-        reach: number of positions. Column `reach - 1 + distance` has the bias of a key that is
-            `distance` positions after the query.
+    Column `reach - 1 + distance` is for a key that is `distance` positions after the query.
     """
     return np.ascontiguousarray(table[buckets(options, np.arange(1 - reach, reach))].T)
 
@@ -49,16 +45,12 @@ def bias_of_slopes(slopes: Sequence[float], distances: NDArray[np.int64]) -> Arr
 
 
 def relative_bias(layers: LayerBuilder, queries: str, keys: str, reach: int) -> str:
-    """Add the bias of scores of a stack with buckets of distances or with ALiBi.
+    """Add the bias (H, ..., S, K) of scores of a stack with buckets of distances or with ALiBi.
 
     Args:
-        layers: builder of the stack.
         queries: positions of the queries, (..., S, 1) int64.
         keys: positions of the keys, (K,) int64.
         reach: number of positions.
-
-    Returns:
-        (H, ..., S, K).
     """
     graph, stack, name = layers.graph, layers.stack, f"{layers.name}.relative_bias"
     if stack.relative_bias is not None:
@@ -75,17 +67,13 @@ def relative_key_scores(
 ) -> str:
     """Add the scores of queries with the vectors of distances (Shaw et al. 2018, equation 5).
 
+    The result (B, H, S, K) has the scale of the other scores.
+
     Args:
-        graph: the graph to add nodes to.
-        module: name of the attention.
-        attention: its options.
         table: vector of each distance, (2 * span + 1, D).
         query: queries (B, S, H * size) with heads of a size of at least D, padded with zeros.
         queries: positions of the queries, (B, S, 1) or (S, 1) int64.
         keys: positions of the keys, (K,) int64.
-
-    Returns:
-        (B, H, S, K), with the scale of the other scores.
     """
     options, size = attention.relative_keys, attention.head_size
     assert options is not None, "the attention has vectors of distances"

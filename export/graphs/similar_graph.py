@@ -9,10 +9,9 @@ from sightline.export.graphs.nodes import FLOAT, INT64
 
 
 def similar_graph(table: NDArray[np.float32], weights: WeightFile) -> onnx.ModelProto:
-    """Build the graph that maps `token_ids` (N,) to `cosines` (N, V).
+    """Build the graph that maps `token_ids` (N,) to their `cosines` (N, V) with all tokens.
 
-    A result is the cosine of the embedding of an input token and that of each token in the table
-    (V, M). The cosine with an embedding of zeros is 0.
+    They are cosines of rows of the table (V, M). The cosine with an embedding of zeros is 0.
     """
     graph = GraphBuilder("similar", weights)
     token_ids = graph.input("token_ids", INT64, ("tokens",))

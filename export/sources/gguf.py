@@ -21,8 +21,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers, processors
 
+from sightline.base.bundle import sha256_of
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.sources.opened_checkpoint import Config
+from sightline.export.sources.opened_checkpoint import Config, Provenance
 from sightline.export.tokenizers import QWEN_WORDS
 from sightline.export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel, convert_sentencepiece
 from sightline.export.tokenizers.vocabulary import convert_byte_level
@@ -65,11 +66,6 @@ class GgufFile:
     """Metadata and tensors of a GGUF file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the header.
-
-        Raises:
-            ImportFailedError: it is not a GGUF file, is truncated, or has an unsupported encoding.
-        """
         self._path = path
         with path.open("rb") as file:
             self._size = os.fstat(file.fileno()).st_size
@@ -169,15 +165,21 @@ _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwe
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
-def convert(source: Path, folder: Path) -> str | None:
+# Keys that older converters and other programs leave out, and what is assumed then.
+_ASSUMED = {
+    "{}.rope.freq_base": "the base of its rotary embedding is 10000",
+    "tokenizer.ggml.token_type": "none of its tokens is special",
+    "tokenizer.ggml.add_bos_token": "texts start with the start token if those of its tokenizer usually do",
+}
+_PATTERN = "tokenizer.ggml.pre"  # name of the pattern that splits a text into words
+
+
+def convert(source: Path, folder: Path) -> Provenance:
     """Convert a GGUF file to a folder with safetensors, configuration and tokenizer.
 
     Returns:
-        The encodings of the weights, such as "Q4_1, Q8_0, F32". None if no weight is quantized.
-
-    Raises:
-        ImportFailedError: the file is damaged, or its architecture, tokenizer or encoding is not
-            supported.
+        The encodings of the weights, such as "Q4_1, Q8_0, F32" or None if no weight is quantized,
+        the hash of the file, and notes about metadata that are missing.
     """
     gguf = GgufFile(source)
     settings = Config(gguf.metadata, str(source))
@@ -199,6 +201,14 @@ def convert(source: Path, folder: Path) -> str | None:
     }
     template = settings.text("tokenizer.chat_template", "")
     tokenizer = _tokenizer(settings, tokens, kinds, config, source)
+    assumed = {key.format(architecture): text for key, text in _ASSUMED.items()}
+    if settings.text("tokenizer.ggml.model") == "gpt2":
+        assumed |= {_PATTERN: f"texts are split into words as those of {architecture} are"}
+    notes = [f"{source} has no {key}: {text}, it is assumed" for key, text in assumed.items() if key not in settings]
+    if _PATTERN in assumed and settings.get(_PATTERN, "") == "default":
+        notes.append(
+            f"{source} has the {_PATTERN} default: texts are split into words as those of GPT-2 are, it is assumed"
+        )
     settings.ignore("general.*", "tokenizer.*", "quantize.*", "split.*", f"{architecture}.vocab_size")
     settings.check_all_read()
     ends = config["eos_token_id"]
@@ -211,7 +221,9 @@ def convert(source: Path, folder: Path) -> str | None:
     _write_json(folder / "tokenizer_config.json", described)
     tokenizer.save(str(folder / "tokenizer.json"))
     used = dict.fromkeys(entry.encoding for entry in gguf.entries.values())
-    return ", ".join(encoding.name for encoding in used) if any(encoding not in FLOATS for encoding in used) else None
+    is_quantized = any(encoding not in FLOATS for encoding in used)
+    encodings = ", ".join(encoding.name for encoding in used) if is_quantized else None
+    return Provenance(quantized=encodings, files={source.name: sha256_of(source)}, notes=tuple(notes))
 
 
 def _configuration(settings: Config, architecture: str, gguf: GgufFile) -> dict[str, Any]:
@@ -280,8 +292,7 @@ def _rope(settings: Config, architecture: str, gguf: GgufFile, head_size: int) -
 def _llama3_scaling(factors: Floats, base: float, head_size: int) -> dict[str, Any]:
     """Return the options of Llama 3.1 that give these divisors of the frequencies.
 
-    Raises:
-        ImportFailedError: there are none with the limits that all models of this kind have.
+    They have the limits that all models of this kind have.
     """
     largest, low, high = float(factors.max()), 1.0, 4.0
     # A size of heads that is not that of the tensor may be too large for the memory.
@@ -317,8 +328,6 @@ def _write_safetensors(path: Path, gguf: GgufFile, names: Mapping[str, str], hea
     """Write tensors one at a time as float32.
 
     Args:
-        path: file to write.
-        gguf: the source.
         names: names in `gguf` by the names to write.
         heads: number of heads of the projections whose rows GGUF stores in another order.
     """
@@ -375,18 +384,14 @@ def _tokens(settings: Config, source: Path) -> tuple[list[str], list[int]]:
 def _tokenizer(
     settings: Config, tokens: list[str], kinds: list[int], config: Mapping[str, Any], source: Path
 ) -> Tokenizer:
-    """Return the tokenizer.
-
-    Raises:
-        ImportFailedError: it is damaged or not supported.
-    """
     model = settings.text("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         raise ImportFailedError(
             f"{source} has the tokenizer {model[:40]!r}, and supported are gpt2 and llama; import the original "
             "safetensors instead"
         )
-    pattern = settings.text("tokenizer.ggml.pre", "default")
+    # All models of Qwen 2 and 3 have the same pattern, those of Llama have several.
+    pattern = settings.text(_PATTERN, "qwen2" if config["model_type"].startswith("qwen") else "")
     try:
         tokenizer = (
             _sentencepiece(settings, tokens, kinds)
@@ -398,8 +403,13 @@ def _tokenizer(
     except Exception as error:  # the library raises plain exceptions
         raise ImportFailedError(f"the tokenizer of {source} is damaged: {error}; download it again") from None
     has_start = settings.boolean("tokenizer.ggml.add_bos_token", model == "llama" or pattern in _LLAMA3_PATTERNS)
+    if has_start and "bos_token_id" not in config:
+        raise ImportFailedError(
+            f"{source} has no tokenizer.ggml.bos_token_id, but its texts start with this token; import the original "
+            "safetensors instead"
+        )
     has_end = settings.boolean("tokenizer.ggml.add_eos_token", False)
-    starts = [config["bos_token_id"]] if has_start and "bos_token_id" in config else []
+    starts = [config["bos_token_id"]] if has_start else []
     ends = config["eos_token_id"][:1] if has_end else []
     special = {tokens[id_]: id_ for id_ in (*starts, *ends) if id_ in range(len(tokens))}
     if special:
@@ -448,9 +458,11 @@ def _byte_level(tokens: list[str], kinds: list[int], merges: list[str], pattern:
         )
     elif words is None and pattern not in _GPT2_PATTERNS:
         supported = ("smollm", *_QWEN_PATTERNS, *_LLAMA3_PATTERNS, *_GPT2_PATTERNS)
+        problem = f"{_PATTERN} is {pattern[:40]!r}, which is not supported"
+        if not pattern:
+            problem = f"it has no {_PATTERN}, so that it is not known how texts are split into words"
         raise ImportFailedError(
-            f"tokenizer.ggml.pre is {pattern[:40]!r}, which is not supported; supported are {', '.join(supported)}: "
-            "import the original safetensors instead"
+            f"{problem}; supported are {', '.join(supported)}: import the original safetensors instead"
         )
     symbols = [token for token, kind in zip(tokens, kinds, strict=True) if kind == PieceKind.USER_DEFINED]
     tokenizer.add_tokens([AddedToken(symbol, special=False, normalized=False) for symbol in symbols])

@@ -40,15 +40,14 @@ NUM_NAMED = 5  # unknown keys or tensors that an error names
 
 @dataclass(frozen=True)
 class Provenance:
-    """Location from which a checkpoint was downloaded, as `sightline.base.bundle.Origin` records
-    it.
-    """
+    """Location from which a checkpoint was downloaded, see `sightline.base.bundle.Origin`."""
 
     repository: str | None = None  # owner/name on a hub
     revision: str | None = None  # commit of the repository
     package: str | None = None  # NAME==VERSION of a package that held the files
     quantized: str | None = None  # encodings of weights that only approximate the original ones
     files: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of files that were converted
+    notes: tuple[str, ...] = ()  # what the conversion assumes
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,6 @@ class Tensors:
     """Read-only view of the weights of a checkpoint, which records the tensors that were read."""
 
     def __init__(self, stored: Mapping[str, StoredTensor], source: str = "the checkpoint") -> None:
-        """Create a view.
-
-        Args:
-            stored: the tensors.
-            source: their origin in errors, such as the name of a file.
-        """
         self._stored = dict(stored)
         self._source = source
         self._known: set[str] = set()  # read or ignored
@@ -86,19 +79,11 @@ class Tensors:
         return name in self._stored
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor without reading it.
-
-        Raises:
-            ImportFailedError: there is no such tensor.
-        """
+        """Return the shape of a tensor without reading it."""
         return self._get(name).shape
 
     def read(self, name: str) -> NDArray[np.float32]:
-        """Read a tensor as float32. Each call reads it again.
-
-        Raises:
-            ImportFailedError: there is no such tensor, or it cannot be represented in float32.
-        """
+        """Read a tensor, which float32 must be able to represent. Each call reads it again."""
         tensor = self._get(name)
         self._known.add(name)
         array = tensor.load()
@@ -107,11 +92,7 @@ class Tensors:
         return array
 
     def integers(self, name: str) -> NDArray[np.int32]:
-        """Read a tensor of 32-bit integers.
-
-        Raises:
-            ImportFailedError: there is no such tensor, or it has another type.
-        """
+        """Read a tensor of 32-bit integers."""
         tensor = self._get(name)
         if tensor.load_integers is None:
             raise ImportFailedError(f"{self._source}: the tensor {name!r} must have 32-bit integers")
@@ -126,31 +107,38 @@ class Tensors:
             )
         return self._stored[name]
 
-    def ignore(self, *patterns: str) -> None:
-        """Mark tensors that do not change the outputs as known.
+    def check_equal(self, first: str, second: str, reason: str) -> None:
+        """Check that two tensors that should be one have the same values, if both are stored.
 
-        Args:
-            patterns: names, or patterns of `fnmatch`, such as "*.position_ids".
+        `reason` completes the message of the error.
         """
+        if {first, second} <= self.names and not np.array_equal(self.read(first), self.read(second)):
+            raise ImportFailedError(f"the tensors {first!r} and {second!r} differ, {reason}")
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a tensor the name under which its architecture reads it."""
+        self._stored[new] = self._stored.pop(name)
+        self.names = frozenset(self._stored)
+
+    def ignore(self, *patterns: str) -> None:
+        """Mark tensors that do not change the outputs as known; patterns are those of `fnmatch`."""
         for pattern in patterns:
             self._known.update(fnmatch.filter(self.names, pattern))
 
     def check_all_read(self) -> None:
-        """Check that each tensor was read or ignored.
+        """Raise `ImportFailedError` unless each tensor was read or ignored.
 
-        Raises:
-            ImportFailedError: a tensor is unknown, so that the checkpoint may be a variant of its
-                architecture with other outputs.
+        With an unknown one, the checkpoint may be a variant of its architecture with other outputs.
         """
         unknown = self.names - self._known
         if unknown:
             raise ImportFailedError(
-                f"{self._source} has {len(unknown)} tensors that its architecture does not use: {_first(unknown)}; "
+                f"{self._source} has {len(unknown)} tensors that its architecture does not use: {first_of(unknown)}; "
                 "it may be an unsupported variant, so it is not imported"
             )
 
 
-def _first(names: Iterable[str]) -> str:
+def first_of(names: Iterable[str]) -> str:
     """Return the first names in sorted order as text."""
     ordered = sorted(names)
     return ", ".join(ordered[:NUM_NAMED]) + (", …" if len(ordered) > NUM_NAMED else "")
@@ -159,17 +147,10 @@ def _first(names: Iterable[str]) -> str:
 class Config:
     """JSON object that records the keys that were read.
 
-    The typed methods return the default for a missing key and for `null`; without a default, both
-    are errors.
+    The typed methods return the default for a missing key and for `null`, or fail without one.
     """
 
     def __init__(self, values: Mapping[str, Any], file: str) -> None:
-        """Create a view.
-
-        Args:
-            values: the object.
-            file: name in errors, such as "config.json".
-        """
         self._values, self._file = dict(values), file
         self._known: set[str] = set()
         self._sections: dict[str, Config] = {}
@@ -179,11 +160,7 @@ class Config:
         return self._values.get(key) is not None if isinstance(key, str) else False
 
     def get(self, key: str, default: Any = ...) -> Any:
-        """Return any value, null included.
-
-        Raises:
-            ImportFailedError: the key is missing and there is no default.
-        """
+        """Return any value, null included. A missing key without a default is an error."""
         self._known.add(key)
         if key in self._values:
             return self._values[key]
@@ -233,9 +210,6 @@ class Config:
         """Return a nested object, or None if the key is missing or null.
 
         `check_all_read` checks the keys of the nested object, too.
-
-        Raises:
-            ImportFailedError: the value is not an object.
         """
         value = self.get(key, None)
         if value is None:
@@ -245,11 +219,7 @@ class Config:
         return self._sections.setdefault(key, Config(value, f"{self._file}: {key}"))
 
     def neutral(self, key: str, *values: Any) -> None:
-        """Check that a key that would change the outputs is absent or has one of these values.
-
-        Raises:
-            ImportFailedError: it has another value.
-        """
+        """Check that a key that would change the outputs is absent or has one of these values."""
         self._known.add(key)
         if key not in self._values:
             return
@@ -261,24 +231,32 @@ class Config:
             )
 
     def ignore(self, *patterns: str) -> None:
-        """Mark keys that do not change the outputs as known; patterns are those of `fnmatch`."""
+        """Mark keys that do not change the outputs as known; patterns are those of `fnmatch`.
+
+        The name of a key of a nested object begins with that of the object, as in `unread`.
+        """
         for pattern in patterns:
             self._known.update(fnmatch.filter(self._values, pattern))
+            section, _, nested = pattern.partition(".")
+            if nested and section in self._sections:
+                self._sections[section].ignore(nested)
+
+    def unread(self) -> dict[str, Any]:
+        """Return the values of keys that were neither read nor ignored, by names such as `a.b`."""
+        values = {key: value for key, value in self._values.items() if key not in self._known}
+        for name, section in self._sections.items():
+            values |= {f"{name}.{key}": value for key, value in section.unread().items()}
+        return values
 
     def check_all_read(self) -> None:
-        """Check that each key was read or ignored.
-
-        Raises:
-            ImportFailedError: a key is unknown, so that it may change the outputs.
-        """
-        unknown = self._values.keys() - self._known
+        """Check that each key was read or ignored: an unknown one may change the outputs."""
+        unknown = self.unread()
         if unknown:
+            way = "; --ignore-key NAME imports it without a key that does not" if self._file == CONFIG else ""
             raise ImportFailedError(
-                f"{self._file} has {len(unknown)} keys that are not known for its architecture: {_first(unknown)}; "
-                "they may change the outputs, so the checkpoint is not imported"
+                f"{self._file} has {len(unknown)} keys that are not known for its architecture: {first_of(unknown)}; "
+                f"they may change the outputs, so the checkpoint is not imported{way}"
             )
-        for section in self._sections.values():
-            section.check_all_read()
 
 
 def _is_integer(value: Any) -> bool:
@@ -303,12 +281,7 @@ class FolderFiles:
     """Files of a folder that someone else wrote. Each file that is read is recorded."""
 
     def __init__(self, path: Path, allowed: Iterable[Path] = ()) -> None:
-        """Create a view.
-
-        Args:
-            path: the folder.
-            allowed: other folders that symbolic links may lead into.
-        """
+        """Create a view; symbolic links may lead out of the folder into those `allowed`."""
         self.path = path
         self.allowed = tuple(allowed)
         self.files: dict[str, str] = {}  # SHA-256 of each file that was read, by its relative name
@@ -324,14 +297,7 @@ class FolderFiles:
         return (self.path / _checked(name)).is_file()
 
     def json(self, name: str) -> Any:
-        """Return the content of a JSON file, or None if there is no such file.
-
-        Args:
-            name: relative to the folder, such as "tokenizer_config.json".
-
-        Raises:
-            ImportFailedError: the file cannot be read, or is not valid JSON.
-        """
+        """Return the content of a JSON file, or None without one; invalid JSON is an error."""
         text = self.text(name)
         if text is None:
             return None
@@ -341,11 +307,7 @@ class FolderFiles:
             raise ImportFailedError(f"{self.path / name} is not valid JSON: {error}; download it again") from None
 
     def json_object(self, name: str) -> dict[str, Any] | None:
-        """Return the object in a JSON file, or None if there is no such file.
-
-        Raises:
-            ImportFailedError: the file is not a JSON object.
-        """
+        """Return the object in a JSON file, or None if there is no such file."""
         values = self.json(name)
         if values is not None and not isinstance(values, dict):
             raise ImportFailedError(
@@ -364,8 +326,7 @@ class FolderFiles:
     def bytes(self, name: str) -> bytes | None:
         """Return the content of a file, or None if there is no such file.
 
-        Raises:
-            ImportFailedError: the file cannot be read, is too large, or lies outside of the folder.
+        Large files, and those outside of the folder, raise `ImportFailedError`.
         """
         path = self.locate(name)
         if path is None:
@@ -457,11 +418,7 @@ class Folder(FolderFiles):
     def open_tensors(self, folder: str) -> Tensors:
         """Open the weights of a module.
 
-        Args:
-            folder: relative folder of the module with a slash, or "" for this folder itself.
-
-        Raises:
-            ImportFailedError: there are no weights, or they are damaged or unsupported.
+        `folder` is relative and ends with a slash, or is "" for this folder itself.
         """
         shards = self._shards(folder, SAFETENSORS, SAFETENSORS_INDEX)
         is_pickle = not shards
@@ -476,7 +433,7 @@ class Folder(FolderFiles):
             if expected is not None and expected != reader.entries.keys():
                 raise ImportFailedError(
                     f"{self.path / name} and the index of weights do not list the same tensors: "
-                    f"{_first(expected ^ reader.entries.keys())}; download the checkpoint again"
+                    f"{first_of(expected ^ reader.entries.keys())}; download the checkpoint again"
                 )
             self.files[name] = sha256_of(self.path / name)
             for tensor, entry in reader.entries.items():
@@ -526,13 +483,7 @@ class Folder(FolderFiles):
 def convert_pickle(source: Path, out: Path, name: str) -> None:
     """Convert pickled weights to safetensors in a child process, without running code in them.
 
-    Args:
-        source: the pickle.
-        out: safetensors file to write.
-        name: name of the pickle in errors.
-
-    Raises:
-        ImportFailedError: PyTorch is not installed, or the file has more than tensors.
+    A file with more than tensors is an error, whose message has `name`; so is missing PyTorch.
     """
     script = Path(__file__).with_name("pickle_reader.py")
     command = [sys.executable, "-P", str(script), str(source), str(out)]
@@ -544,11 +495,7 @@ def convert_pickle(source: Path, out: Path, name: str) -> None:
 
 
 def _checked(name: str) -> str:
-    """Return a relative name that stays in the folder.
-
-    Raises:
-        ImportFailedError: it is absolute or has "..".
-    """
+    """Return a relative name; an absolute one, or one with "..", is refused."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise ImportFailedError(f"a configuration file names the path {_shown(name)}, which leaves its folder")
@@ -585,14 +532,9 @@ def _no_weights(folder: Path) -> str:
 
 
 def open_folder(path: Path, allowed: Iterable[Path] = ()) -> Folder:
-    """Open a checkpoint in the layout of Hugging Face.
+    """Open a checkpoint in the layout of Hugging Face, or raise `ImportFailedError`.
 
-    Args:
-        path: the folder.
-        allowed: other folders that symbolic links may lead into, such as the cache of a hub.
-
-    Raises:
-        ImportFailedError: it is not such a folder, or a file is missing, damaged or unsupported.
+    Symbolic links may lead into the folders `allowed`, such as the cache of a hub.
     """
     if not path.exists():
         raise ImportFailedError(f"{path} does not exist")
@@ -604,9 +546,8 @@ def open_folder(path: Path, allowed: Iterable[Path] = ()) -> Folder:
 def detect_kind(path: Path) -> Kind:
     """Recognise the kind of a GGUF file, or of a folder by its files.
 
-    Raises:
-        UsageError: it does not exist, or is a file of another kind.
-        ImportFailedError: it is a folder of no known kind; the message says what it is.
+    A missing path, or a file of another kind, raises `UsageError`; a folder of no known kind
+    `ImportFailedError`, whose message says what it is.
     """
     if not path.exists():
         raise UsageError(f"{path} does not exist; name the folder of a checkpoint")

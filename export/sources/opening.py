@@ -9,17 +9,11 @@ from sightline.export.sources.training_run import TrainingRun
 
 
 def open_source(path: Path, kind: Kind, allowed: Iterable[Path] = (), half_weights: bool = False) -> FolderFiles:
-    """Open a checkpoint.
+    """Open a checkpoint of a kind, see `sightline.export.sources.opened_checkpoint.detect_kind`.
 
-    Args:
-        path: the folder.
-        kind: kind of the folder, see `sightline.export.sources.opened_checkpoint.detect_kind`.
-        allowed: folders that symbolic links of a Hugging Face or Firefox folder may lead into.
-        half_weights: round the matrices of a training run to float16.
-
-    Raises:
-        FileNotFoundError: a file of a training run is missing.
-        ValueError: a file cannot be read, or the folder is of another kind.
+    Symbolic links of a Hugging Face or Firefox folder may lead into folders of `allowed`.
+    `half_weights` rounds the matrices of a training run to float16. Raises `FileNotFoundError` if a
+    file of a run is missing, and `ValueError` for other errors.
     """
     if kind == "training":
         return TrainingRun(path, half_weights)

@@ -55,11 +55,7 @@ class PackedFormat:
 
 
 def packed_format(config: Config) -> PackedFormat | None:
-    """Return the format of quantized weights, None for others.
-
-    Raises:
-        ImportFailedError: it is not supported.
-    """
+    """Return the format of quantized weights, None for others; an unsupported one is an error."""
     options = config.section("quantization_config")
     if options is None:
         return None
@@ -98,10 +94,6 @@ def unpacked(config: Config, tensors: Tensors) -> Tensors:
     """Return a view of the tensors in which quantized matrices are float32.
 
     Some programs give each quantized matrix a bias, which is zero. The view names those.
-
-    Raises:
-        ImportFailedError: the format is not supported, or a quantized matrix lacks a tensor, or has
-            one of another shape.
     """
     packing = packed_format(config)
     if packing is None:
@@ -158,11 +150,6 @@ class _Matrix:
         return shape
 
     def read(self) -> NDArray[np.float32]:
-        """Return the matrix as float32.
-
-        Raises:
-            ImportFailedError: a tensor has another type, or a value that is not allowed.
-        """
         packing = self._packing
         zeros = self._unpack("qzeros", axis=1)
         if packing.zero_offset and (zeros == (1 << packing.bits) - 1).any():
@@ -186,11 +173,7 @@ class _Matrix:
         return np.stack(parts, axis=axis + 1).reshape(shape)
 
     def _groups(self) -> Integers:
-        """Return the group of each input.
-
-        Raises:
-            ImportFailedError: `g_idx` contradicts the configuration.
-        """
+        """Return the group of each input."""
         ordered = np.arange(self.shape[1]) // self._group_size
         if not self._has_groups:
             return ordered

@@ -50,15 +50,7 @@ def read_reranker(
 ) -> Reranker | None:
     """Read the options of a reranker; return None if the folder is none.
 
-    Args:
-        folder: the checkpoint.
-        family: name of its family.
-        sentences: options of a folder of sentence-transformers, None for another folder.
-        tokenizer: tokenizer of the checkpoint.
-        task: task that the user wants.
-
-    Raises:
-        ImportFailedError: its template cannot be converted, or the tokenizer lacks an answer.
+    `sentences` is None for a folder that sentence-transformers did not save.
     """
     special = special_ids(tokenizer)
     if sentences is not None and sentences.is_cross_encoder:

@@ -72,12 +72,8 @@ class RunRecord(BaseModel):
 def read_record(checkpoint: Path) -> RunRecord | None:
     """Return the record of the run that a checkpoint belongs to, None if there is none.
 
-    Args:
-        checkpoint: folder of the checkpoint, such as `averaged` in the folder of the run. A
-            checkpoint of this project can have a record of its own.
-
-    Raises:
-        ValueError: the record or the settings are not JSON, or a field has another type.
+    The checkpoint is a folder such as `averaged` in that of the run; one of this project can have a
+    record of its own. Raises `ValueError` if a file is not JSON, or a field has another type.
     """
     folders = [checkpoint] if (checkpoint / WEIGHTS).is_file() else []
     checkpoint = checkpoint.absolute()  # "." has no name
@@ -113,11 +109,8 @@ def run_checkpoint(path: Path) -> Iterator[tuple[Path, str]]:
 
     A run folder has `averaged` when its training has finished. Otherwise the weights of its last
     epochs are averaged in a temporary folder, or `best` is used, and the second value is a note
-    that says so. Otherwise it is empty.
-
-    Raises:
-        UsageError: the run has no checkpoint yet.
-        ValueError: the weights of an epoch are damaged.
+    that says so. Otherwise it is empty. A run without a checkpoint is a `UsageError`, damaged
+    weights of an epoch are a `ValueError`.
     """
     if not is_run(path):
         yield path, ""
@@ -145,7 +138,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _epochs(run: Path) -> list[Path]:
-    return sorted((run / EPOCHS).glob("*.safetensors"))
+    return sorted((run / EPOCHS).glob("*.safetensors"), key=lambda path: (len(path.stem), path.stem))
 
 
 def _has_parts(folder: Path) -> bool:
@@ -160,11 +153,7 @@ def _has_parts(folder: Path) -> bool:
 def _averaged(run: Path, parts: Path, epochs: list[Path], out: Path) -> Path:
     """Write the checkpoint with the mean weights of several epochs to an empty folder.
 
-    Args:
-        run: folder of the run, with its record if there is one.
-        parts: folder with the configuration and the tokenizer.
-        epochs: files of weights.
-        out: the empty folder.
+    `run` may have a record. `parts` has the configuration and the tokenizer.
     """
     from sightline.model.checkpoint import average, save_tensors  # with PyTorch
 

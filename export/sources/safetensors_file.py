@@ -41,25 +41,15 @@ class SafetensorsFile:
     """A safetensors file whose header has been validated. It is opened for each read."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """Read and validate the header.
-
-        Args:
-            path: the file.
-            name: name of the file in errors.
-
-        Raises:
-            ImportFailedError: the file is truncated, or its header is invalid.
-        """
+        """Read and validate the header; `name` is that of the file in errors."""
         self._path, self._name = path, name
         with path.open("rb", buffering=0) as file:
             self.entries = _read_header(file, name)
 
     def read(self, tensor: str) -> NDArray[np.float32]:
-        """Read a tensor and convert it to float32.
+        """Read a floating-point tensor and convert it to float32.
 
-        Raises:
-            ImportFailedError: the tensor is not floating-point, has a value that float32 cannot
-                hold, or the file is shorter than when it was opened.
+        Raises `ImportFailedError` if float32 cannot hold a value, or the file has become shorter.
         """
         entry = self.entries[tensor]
         if entry.dtype not in FLOAT_DTYPES:
@@ -86,11 +76,7 @@ class SafetensorsFile:
         return values.reshape(entry.shape)
 
     def read_integers(self, tensor: str) -> NDArray[np.int32]:
-        """Read a tensor of 32-bit integers.
-
-        Raises:
-            ImportFailedError: it has another type, or the file is shorter than when it was opened.
-        """
+        """Read a tensor of 32-bit integers."""
         entry = self.entries[tensor]
         if entry.dtype != "I32":
             raise ImportFailedError(

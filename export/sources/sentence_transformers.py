@@ -70,14 +70,7 @@ class SentenceOptions:
 
 
 def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
-    """Read the options of a folder.
-
-    Args:
-        read_json: reads a file of the folder by its relative name.
-
-    Raises:
-        ImportFailedError: the folder needs a module or an option that is not supported.
-    """
+    """Read the options of a folder, whose files `read_json` reads by their relative names."""
     modules = read_json("modules.json")
     if modules is None:
         return SentenceOptions(SentenceEmbedding(pooling="mean", normalize=False), read_tokenizer_limit(read_json, ""))
@@ -101,7 +94,13 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
     # Normalization removes the length of a vector, unless a layer comes before it.
     is_scaled = normalize and not dense
     pooling = _pooling(read_json, steps[1][1], is_scaled, has_prompts=any(prompts.values()))
-    embedding = SentenceEmbedding(pooling=pooling, normalize=normalize, prompts=prompts, default_prompt=default)
+    embedding = SentenceEmbedding(
+        pooling=pooling,
+        normalize=normalize,
+        prompts=prompts,
+        default_prompt=default,
+        matryoshka=_matryoshka(read_json(f"{folder}config.json")),
+    )
     max_tokens, has_template = _max_tokens(read_json, folder)
     if has_template:
         raise ImportFailedError(
@@ -111,10 +110,19 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
     return SentenceOptions(embedding, max_tokens, dense)
 
 
+def _matryoshka(config: Any) -> tuple[int, ...] | None:
+    """Return the lengths to which vectors can be cut; none if the model was not trained for any."""
+    config = config if isinstance(config, dict) else {}
+    lengths = config.get("matryoshka_dimensions")
+    if isinstance(lengths, list) and lengths and all(type(length) is int and length > 0 for length in lengths):
+        return tuple(lengths)
+    return () if config.get("is_matryoshka") is True else None
+
+
 def _cross_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> SentenceOptions:
     """Read the options of a CrossEncoder."""
     folder, answers = steps[0][1], None
-    prompts, default = _prompts(read_json, "activation_fn")
+    prompts, default = _prompts(read_json)
     instruction = "" if default is None else prompts[default]
     if len(steps) > 1:
         config = _module_config(read_json, steps[1][1])
@@ -207,13 +215,9 @@ def _dense(read_json: ReadJson, folder: str) -> DenseModule:
 
 
 def _pooling(read_json: ReadJson, folder: str, is_scaled: bool, has_prompts: bool) -> Pooling:
-    """Return the pooling of `config.json` in the folder of the module.
+    """Return the pooling of `config.json` in the folder of the module, which ends with a slash.
 
-    Args:
-        read_json: reads a file of the folder by its relative name.
-        folder: folder of the module, with a slash at its end.
-        is_scaled: the pooled vector gets length 1.
-        has_prompts: the model has prompts.
+    With `is_scaled`, the pooled vector gets length 1.
     """
     file, config = f"{folder}config.json", _module_config(read_json, folder)
     config.ignore("word_embedding_dimension", "embedding_dimension")
@@ -234,7 +238,7 @@ def _pooling(read_json: ReadJson, folder: str, is_scaled: bool, has_prompts: boo
     return _POOLING_MODES[selected[0]]
 
 
-def _prompts(read_json: ReadJson, *ignored: str) -> tuple[dict[str, str], str | None]:
+def _prompts(read_json: ReadJson) -> tuple[dict[str, str], str | None]:
     """Return the prompts by name, and the name of the default prompt."""
     file = "config_sentence_transformers.json"
     config = _config(read_json, file)
@@ -248,8 +252,7 @@ def _prompts(read_json: ReadJson, *ignored: str) -> tuple[dict[str, str], str | 
             f"{file}: default_prompt_name must be one of the prompts ({', '.join(prompts) or 'there are none'}), got "
             f"{default!r}"
         )
-    config.ignore("__version__", "similarity_fn_name", "model_type", *ignored)
-    config.check_all_read()
+    config.neutral("truncate_dim", None)  # the library reads no other keys
     return prompts, default
 
 
@@ -258,10 +261,9 @@ def _max_tokens(
 ) -> tuple[int | None, bool]:
     """Return the longest text in tokens, None if it has no limit.
 
-    The second result is True if sentence-transformers puts texts into the chat template.
-
-    Options of the Transformer module precede those of the tokenizer: tokenizer.json of MiniLM
-    truncates at 128 tokens, but sentence-transformers truncates at 256.
+    The second result is True if sentence-transformers puts texts into the chat template. Options of
+    the Transformer module precede those of the tokenizer: tokenizer.json of MiniLM truncates at 128
+    tokens, but sentence-transformers truncates at 256.
     """
     for name in _TRANSFORMER_FILES:
         config = _config(read_json, f"{folder}{name}")
@@ -287,8 +289,7 @@ def _max_tokens(
 def _has_template(config: Config) -> bool:
     """Return True if the Transformer module reads texts as messages of a dialogue.
 
-    Raises:
-        ImportFailedError: it reads something else than texts, or runs another method of the model.
+    A module that reads something else, or runs another method of the model, is refused.
     """
     modalities = config.section("modality_config")
     if modalities is None:
@@ -310,11 +311,7 @@ def read_tokenizer_limit(read_json: ReadJson, folder: str = "") -> int | None:
 
 
 def _module_config(read_json: ReadJson, folder: str) -> Config:
-    """Return the options in the folder of a module.
-
-    Raises:
-        ImportFailedError: they are missing.
-    """
+    """Return the options in the folder of a module."""
     file = f"{folder}config.json"
     config = _config(read_json, file)
     if config is None:

@@ -24,15 +24,9 @@ class TrainingRun(FolderFiles):
     """A folder with the configuration, the tokenizer and the weights of a model."""
 
     def __init__(self, path: Path, half_weights: bool = False) -> None:
-        """Open a checkpoint.
+        """Open a checkpoint; with `half_weights`, matrices are read rounded to float16.
 
-        Args:
-            path: the folder.
-            half_weights: round matrices to float16 when they are read.
-
-        Raises:
-            FileNotFoundError: a file is missing; the message names it.
-            ValueError: a file cannot be read, or the configuration does not match the tokenizer.
+        Raises `FileNotFoundError`, or `ValueError` if configuration and tokenizer do not match.
         """
         super().__init__(path)
         self.config, self.tokenizer = load_parts(path)
@@ -53,11 +47,7 @@ class TrainingRun(FolderFiles):
         return ValueError(f"{self.path} is not a checkpoint of this version of Sightline: {reason}; train it again")
 
     def load(self) -> "Model":
-        """Return the model in PyTorch, in evaluation mode.
-
-        Raises:
-            ValueError: the weights do not belong to the configuration.
-        """
+        """Return the model in PyTorch, in evaluation mode."""
         import torch
 
         from sightline.model.architectures.factory import build_model
@@ -71,11 +61,7 @@ class TrainingRun(FolderFiles):
 
 
 def _read_half(name: str, read: Read) -> NDArray[np.float32]:
-    """Read a tensor; round a matrix to float16 and back.
-
-    Raises:
-        ValueError: a weight is too large for float16.
-    """
+    """Read a tensor; round a matrix to float16 and back. Large weights raise `ValueError`."""
     array = read()
     if array.ndim < 2:
         return array

@@ -1,11 +1,12 @@
 """Tokenizers of checkpoints as files of the `tokenizers` library."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tokenizers import AddedToken, Tokenizer, normalizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
 
 from sightline.base.text.tokenizer import check_bounds
 from sightline.export.import_errors import ImportFailedError
@@ -24,6 +25,12 @@ END = "</s>"
 # Model types whose inputs start with a token of the language. `Languages` in the manifest has these
 # tokens, so that the tokenizer must not add them.
 MULTILINGUAL = ("m2m_100", "mbart")
+# Soft hyphens, and other characters that show nothing and would cut a word. Joiners and non-joiners
+# are removed only after letters of scripts that do not write them.
+INVISIBLE = (
+    r"[\x{AD}\x{34F}\x{61C}\x{180E}\x{200B}\x{200E}\x{200F}\x{202A}-\x{202E}\x{2060}-\x{206F}\x{FEFF}]+"
+    r"|(?<=[\p{Latin}\p{Greek}\p{Cyrillic}])[\x{200C}\x{200D}]+"
+)
 # Words of Qwen 2 and 3: contractions, letters after at most one other character, single digits,
 # other characters, line breaks, and spaces.
 QWEN_WORDS = (
@@ -58,9 +65,6 @@ def read_or_convert_tokenizers(folder: Files) -> ConvertedTokenizers:
 
     `tokenizer.json` is used as it is, except that truncation and padding are removed, and that
     tokenizers of multilingual models add only the end token. Marian always has two other files.
-
-    Raises:
-        ImportFailedError: a file is missing or invalid, or the kind of tokenizer is not supported.
     """
     with _library_errors("the files of the tokenizer"):
         tokenizers = _read_or_convert(_TokenizerFiles(folder))
@@ -115,16 +119,14 @@ def _read_or_convert(reader: "_TokenizerFiles") -> ConvertedTokenizers:
 def firefox_tokenizer(data: bytes, file: str) -> Tokenizer:
     """Convert a vocabulary of a Firefox translation model, such as `vocab.ende.spm`.
 
-    The ids are those of the file, and an encoded text ends with `</s>`.
-
-    Raises:
-        ImportFailedError: the file is not a SentencePiece model with the piece `</s>`.
+    The ids are those of the file, and an encoded text ends with `</s>`. Invisible characters, such
+    as soft hyphens, are removed before the text is tokenized, as Firefox does.
     """
     model = read_sentencepiece(data, file)
     if END not in model.ids:
         raise ImportFailedError(f"{file} has no piece {END!r}, which ends a text")
     with _library_errors(file):
-        tokenizer = convert_sentencepiece(model, special=[END])
+        tokenizer = convert_sentencepiece(model, special=[END], prefix=[normalizers.Replace(Regex(INVISIBLE), "")])
         _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
         _try(tokenizer)
     return tokenizer
@@ -173,11 +175,7 @@ class _TokenizerFiles:
         return read_sentencepiece(self.required(name), name)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return an option of tokenizer_config.json.
-
-        Raises:
-            ImportFailedError: it is neither true, false nor null.
-        """
+        """Return an option of tokenizer_config.json."""
         value = self.config.get(key)
         if value is None:
             return default
@@ -198,9 +196,6 @@ class _TokenizerFiles:
 
         special_tokens_map.json precedes tokenizer_config.json, unless that one has
         `added_tokens_decoder`, as in transformers.
-
-        Raises:
-            ImportFailedError: it is no text.
         """
         others = self.json("special_tokens_map.json")
         is_read = isinstance(others, dict) and "added_tokens_decoder" not in self.config
@@ -224,6 +219,68 @@ class _TokenizerFiles:
         return []
 
 
+# Options of the normalizer of BERT by their keys in tokenizer_config.json.
+_BERT_OPTIONS = {
+    "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
+}  # fmt: skip
+
+
+def contradictions(folder: Files, tokenizer: Tokenizer, ids: Mapping[str, Collection[int]]) -> list[str]:
+    """Return a note for each value in which the files of a checkpoint contradict tokenizer.json.
+
+    `ids` has special tokens by their keys, such as `eos_token`, as the configurations name them. A
+    token to which tokenizer_config.json gives another id is an `ImportFailedError`.
+    """
+    reader, notes = _TokenizerFiles(folder), list[str]()
+    for key, expected in ids.items():
+        named = reader.special_token(key)
+        if named and expected and (own := tokenizer.token_to_id(named)) not in (None, *expected):
+            used = ", ".join(map(str, expected))
+            notes.append(
+                f"{TOKENIZER_CONFIG} has the {key} {named}, whose id is {own}, but the configuration has the id "
+                f"{used}, which is used"
+            )
+    if reader.model_type == "marian" or reader.data(TOKENIZER) is None:
+        return notes  # the tokenizer was made from these files
+    options, stated = _options(json.loads(tokenizer.to_str())), list[str]()
+    for key in sorted(options.keys() & reader.config.keys()):
+        if isinstance(value := reader.config[key], bool) and value != options[key]:
+            stated.append(f"{key} {json.dumps(value)}, but {TOKENIZER}: {json.dumps(options[key])}")
+    added = tokenizer.get_added_tokens_decoder()
+    for id_, token in _described_tokens(reader):
+        name = repr(token.content[:40])
+        if (known := tokenizer.token_to_id(token.content)) not in (None, id_):
+            raise ImportFailedError(
+                f"{TOKENIZER_CONFIG}: added_tokens_decoder gives the token {name} the id {id_}, but {TOKENIZER} "
+                f"{known}; correct the one that is wrong, or download both again"
+            )
+        if id_ not in added or added[id_].__getstate__() != token.__getstate__():
+            stated.append(f"an added token {name}, but {TOKENIZER}: it is none, or one of other options")
+    end = "The latter is used; AutoTokenizer of transformers may give other tokens"
+    return [*notes, *(f"{TOKENIZER_CONFIG} says {text}. {end}" for text in stated)]
+
+
+def _options(document: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the options of a tokenizer by their keys in tokenizer_config.json."""
+    options, parts = {"do_lower_case": False}, [document["normalizer"], document["pre_tokenizer"]]
+    for part in filter(None, parts):
+        parts += [*part.get("normalizers", ()), *part.get("pretokenizers", ())]
+        match part["type"]:
+            case "BertNormalizer":
+                part["strip_accents"] = part["lowercase"] if part["strip_accents"] is None else part["strip_accents"]
+                options |= {key: part[name] for key, name in _BERT_OPTIONS.items()}
+            case "Lowercase":
+                options["do_lower_case"] = True
+            case "ByteLevel":
+                options["add_prefix_space"] = part["add_prefix_space"]
+            case "Metaspace":
+                options["add_prefix_space"] = part["prepend_scheme"] != "never"
+    has_rules = any(part and part["type"] == "Precompiled" for part in parts)  # which may convert to lowercase
+    if has_rules and not options["do_lower_case"]:
+        del options["do_lower_case"]
+    return options
+
+
 def _parse(data: bytes) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_buffer(data)
@@ -240,11 +297,7 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _set_template(tokenizer: Tokenizer, single: str, pair: str) -> None:
-    """Set a template of special tokens, such as "[CLS] $A [SEP]".
-
-    Raises:
-        ImportFailedError: a token of the template is not in the vocabulary.
-    """
+    """Set a template of special tokens, such as "[CLS] $A [SEP]"."""
     ids: list[tuple[str, int]] = []
     for name in sorted({name.split(":")[0] for name in f"{single} {pair}".split() if not name.startswith("$")}):
         id_ = tokenizer.token_to_id(name)
@@ -255,13 +308,10 @@ def _set_template(tokenizer: Tokenizer, single: str, pair: str) -> None:
 
 
 def _add_tokens(tokenizer: Tokenizer, reader: _TokenizerFiles) -> None:
-    """Add the tokens that have ids after those of the vocabulary.
+    """Add the tokens that have ids after those of the vocabulary; another id is an error.
 
     They are those of added_tokens.json, and of `added_tokens_decoder` in tokenizer_config.json,
     which also has their options.
-
-    Raises:
-        ImportFailedError: a token would get another id.
     """
     listed = reader.json("added_tokens.json") or {}
     if not isinstance(listed, dict) or not all(isinstance(id_, int) for id_ in listed.values()):
@@ -285,11 +335,7 @@ def _add_tokens(tokenizer: Tokenizer, reader: _TokenizerFiles) -> None:
 
 
 def _described_tokens(reader: _TokenizerFiles) -> list[tuple[int, AddedToken]]:
-    """Return the ids and tokens of `added_tokens_decoder`.
-
-    Raises:
-        ImportFailedError: it is malformed.
-    """
+    """Return the ids and tokens of `added_tokens_decoder`."""
     entries = reader.config.get("added_tokens_decoder") or {}
     options = ("single_word", "lstrip", "rstrip", "normalized", "special")
     try:
@@ -398,10 +444,8 @@ def _convert_deberta(reader: _TokenizerFiles) -> Tokenizer:
     """Convert the model of DeBERTa, whose mask has the id after the pieces.
 
     The model's own rules normalize a text, as in the training and in each tokenizer.json of
-    transformers 4. Version 5 ignores the rules, and composes characters (NFC).
-
-    Raises:
-        ImportFailedError: texts are split at punctuation, which no known model does.
+    transformers 4. Version 5 ignores the rules, and composes characters (NFC). Texts that are split
+    at punctuation, as no known model does, are refused.
     """
     if reader.flag("split_by_punct", False):
         raise ImportFailedError(

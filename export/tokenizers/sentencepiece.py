@@ -79,12 +79,7 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(data: bytes, file: str) -> SentencePieceModel:
-    """Parse a `.spm` or `.model` file; `file` is its name in errors.
-
-    Raises:
-        ImportFailedError: the file is not a SentencePiece model, or needs an option that is not
-            supported.
-    """
+    """Parse a `.spm` or `.model` file; `file` is its name in errors."""
     try:
         return parse_sentencepiece(data)
     except (struct.error, ValueError) as error:
@@ -92,11 +87,7 @@ def read_sentencepiece(data: bytes, file: str) -> SentencePieceModel:
 
 
 def parse_sentencepiece(data: bytes) -> SentencePieceModel:
-    """Parse a `ModelProto`.
-
-    Raises:
-        ValueError: the data is malformed, or needs an option that is not supported.
-    """
+    """Parse a `ModelProto`; malformed data and options without support raise `ValueError`."""
     pieces: list[Piece] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
@@ -135,10 +126,7 @@ def parse_sentencepiece(data: bytes) -> SentencePieceModel:
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield (field number, value) of a protocol buffer message.
 
-    Numbers of fixed size are returned as bytes.
-
-    Raises:
-        ValueError: the message is truncated or has a deprecated group.
+    Numbers of fixed size are returned as bytes. Deprecated groups raise `ValueError`.
     """
     position = 0
     while position < len(data):
@@ -198,18 +186,15 @@ def convert_sentencepiece(
 ) -> Tokenizer:
     """Convert a model to a tokenizer without a template.
 
+    Raises `ImportFailedError`, also if a BPE model has unused pieces that texts can reach.
+
     Args:
-        model: SentencePiece model.
         ids: ids of all tokens, from 0 without gaps; those of the model by default. Pieces of the
             model that are missing here are not used. Tokens that are not in the model, such as
             pieces of the other language, are never found in a text.
         special: special tokens besides the control pieces and the unknown piece. All must have ids.
         codes: tokens that are found in a text before it is split into pieces.
         prefix: normalization steps before those of the model.
-
-    Raises:
-        ImportFailedError: the ids have gaps, a special token has no id, a score is not finite, or a
-            BPE model has unused pieces.
     """
     ids = model.ids if ids is None else ids
     _check_ids(model, ids, [*special, *codes])
@@ -266,11 +251,17 @@ def _check_ids(model: SentencePieceModel, ids: Mapping[str, int], special: Seque
         raise ImportFailedError(f"the vocabulary has no token {missing[0]!r}, which the tokenizer needs")
     if not all(math.isfinite(piece.score) for piece in model.pieces):
         raise ImportFailedError("the SentencePiece model has a score that is not a finite number; download it again")
-    if model.is_bpe and any(piece.kind == PieceKind.UNUSED for piece in model.pieces):
-        raise ImportFailedError(
-            "SentencePiece models of the type BPE with unused pieces are not supported, because those pieces are split "
-            "again after merging"
-        )
+    if not model.is_bpe:
+        return
+    parts = {piece.text for piece in model.pieces if piece.kind in (PieceKind.NORMAL, PieceKind.UNUSED)}
+    for text in (piece.text for piece in model.pieces if piece.kind == PieceKind.UNUSED):
+        # A character is a piece, and two pieces are merged. Padding of the vocabulary is no result.
+        splits = [(text[:size], text[size:]) for size in range(1, len(text))]
+        if len(text) == 1 or any(all(len(part) == 1 or part in parts for part in split) for split in splits):
+            raise ImportFailedError(
+                f"SentencePiece models of the type BPE with an unused piece such as {text[:40]!r} are not supported, "
+                "because that piece is split again after merging"
+            )
 
 
 def _normalizer(model: SentencePieceModel, prefix: Sequence[normalizers.Normalizer]) -> normalizers.Normalizer:

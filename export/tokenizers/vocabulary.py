@@ -20,14 +20,10 @@ def convert_word_pieces(
     """Convert the vocabulary of a BERT model to a tokenizer without a template.
 
     Args:
-        lines: tokens in the order of their ids, as in `vocab.txt`.
+        lines: tokens in the order of their ids, as in `vocab.txt`. None may stand twice.
         special: special tokens; those that are not in the vocabulary are ignored.
-        lowercase: convert texts to lowercase.
         strip_accents: remove accents; None does so if `lowercase` is true.
         split_chinese: make each Chinese character a word.
-
-    Raises:
-        ImportFailedError: the vocabulary lacks the unknown token, or has a token twice.
     """
     vocabulary = {token: id_ for id_, token in enumerate(lines)}
     if len(vocabulary) < len(lines):
@@ -63,9 +59,6 @@ def convert_byte_level(
         add_prefix_space: insert a space before a text.
         words: regular expression of the words that are tokenized on their own, in texts of which
             characters are composed (NFC); None for that of GPT-2.
-
-    Raises:
-        ImportFailedError: a merge is malformed, or has a token that is not in the vocabulary.
     """
     pairs: list[tuple[str, str]] = []
     for number, line in enumerate(merges.splitlines(), 1):

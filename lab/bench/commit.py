@@ -37,9 +37,7 @@ def head(root: Path = ROOT) -> str | None:
 
 
 def uncommitted_changes(root: Path = ROOT) -> list[str]:
-    """Return the files that a measurement depends on and that differ from the commit, new files
-    included.
-    """
+    """Return files that measurements depend on and that differ from the commit, also new ones."""
     options = ("--porcelain", "-z", "--untracked-files=all", "--no-renames")
     status = _git(root, "status", *options, "--", *MEASURED) or ""
     return sorted(entry[3:] for entry in status.split("\0") if entry)
@@ -47,13 +45,7 @@ def uncommitted_changes(root: Path = ROOT) -> list[str]:
 
 def commit_facts(allow_dirty: bool, root: Path = ROOT) -> dict[str, object]:
     """Return the fields `commit` and, if there are uncommitted changes, `changed` of a result.
-
-    Args:
-        allow_dirty: Accept uncommitted changes.
-        root: The root of the checkout.
-
-    Raises:
-        DirtyTreeError: There are uncommitted changes and `allow_dirty` is False.
+    Raises `DirtyTreeError` for such changes unless `allow_dirty`.
     """
     commit, changed = head(root), uncommitted_changes(root)
     if not changed:

@@ -33,9 +33,7 @@ class Case:
     seconds: float = 1.0  # duration of a load, as a multiple of that of the options
 
     def load(self, clients: int, seconds: float, turn: int) -> Load:
-        """Return a load that begins with other requests in each turn, because servers may remember
-        prompts.
-        """
+        """Return a load with other requests in each turn, because servers may remember prompts."""
         start = TURN * turn % len(self.bodies)
         bodies = [*self.bodies[start:], *self.bodies[:start]]
         return Load(self.path, bodies, self.is_streamed, clients=clients, duration_s=self.seconds * seconds)
@@ -67,10 +65,7 @@ def compare(
 
     Args:
         section: Beginning of the names of the figures.
-        cases: The requests.
-        ours: Our servers.
         peers: The files that each peer serves.
-        options: Rounds, durations and the largest number of clients.
         chosen: Names of those of our servers of which the faster one counts in the ratios.
     """
     builds: dict[str, str] = {}
@@ -90,10 +85,9 @@ def compare(
 
 
 def _at_its_best(peer: Peer, files: Mapping[str, Path], case: Case, options: Options) -> Contender:
-    """Return the peer with its fastest settings under the largest number of clients.
-
-    The settings are tried one after another: the values of the first with the first values of the
-    others, then those of the second, and so on.
+    """Return the peer with its fastest settings under the largest number of clients. They are tried
+    one after another: values of the first with the first values of the others, then of the second,
+    and so on.
     """
 
     def contender(settings: Sequence[Setting]) -> Contender:
@@ -171,9 +165,8 @@ def speed(row: Row) -> float:
 
 
 def ratios(section: str, rows: Iterable[Row], ours: Sequence[str], peers: Sequence[str]) -> dict[str, Figure]:
-    """Return each metric of ours relative to that of each peer, and to the fastest peer (`best`).
-
-    A missing peer could have been the fastest, so without it there is no `best`.
+    """Return each metric of ours relative to that of each peer, and to the fastest peer (`best`). A
+    missing peer could have been the fastest, so without it there is no `best`.
     """
     figures = {}
     for (load, clients), group in itertools.groupby(rows, key=lambda row: (row["load"], row["clients"])):

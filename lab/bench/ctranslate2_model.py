@@ -1,6 +1,4 @@
-"""Convert Sightline's Transformer to a CTranslate2 model, with CTranslate2's own specification
-classes.
-"""
+"""Convert Sightline's Transformer to a CTranslate2 model, with CTranslate2's own specifications."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,9 +16,8 @@ from sightline.model.layers.transformer_layer import DecoderLayer, EncoderLayer
 
 
 def write_ctranslate2_model(folder: Path, model: Transformer, tokenizer: Tokenizer) -> None:
-    """Write a float32 model to a new folder; CTranslate2 quantizes while it loads.
-
-    If the model's vocabulary is larger than the tokenizer's, the missing names are made up.
+    """Write a float32 model to a new folder; CTranslate2 quantizes while it loads. If the model's
+    vocabulary is larger than the tokenizer's, the missing names are made up.
     """
     config = model.config
     spec = TransformerSpec.from_config((config.encoder_layers, config.decoder_layers), config.num_heads, pre_norm=False)
@@ -47,7 +44,6 @@ def write_ctranslate2_model(folder: Path, model: Transformer, tokenizer: Tokeniz
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int) -> list[str]:
-    """Return the name of each token id below `size`."""
     return [tokenizer.id_to_token(id_) or f"<{id_}>" for id_ in range(size)]
 
 

@@ -109,9 +109,8 @@ def compare(expected: Runner, actual: Runner, sources: Sources) -> Equality:
 def generate(
     runner: Runner, sources: Sources, parameters: GenerateParameters = GREEDY, targets: Sources = ()
 ) -> list[Target]:
-    """Return the best output of each source from the engine, which gets all sources at once.
-
-    With given targets, these are scored and their attention maps are recorded.
+    """Return the best output of each source from the engine, which gets all sources at once. With
+    given targets, these are scored and their attention maps are recorded.
     """
     engine = Engine(runner)
     results: list[list[Event]] = [[] for _ in sources]
@@ -134,9 +133,8 @@ def _ids(target: Target) -> list[int]:
 
 
 def measure(runners: Mapping[str, Runner], sources: Sources) -> Result:
-    """Measure greedy decoding of the first sources in turns; outputs have the same length.
-
-    The figures are the speed of the first runner, relative to that of the second one.
+    """Measure greedy decoding of the first sources in turns; outputs have the same length. Figures
+    are the speed of the first runner, relative to that of the second one.
     """
     parameters = GenerateParameters(max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS)
     rows, figures = list[Row](), dict[str, Figure]()
@@ -172,9 +170,7 @@ def open_runners(float32: Path, float16: Path, provider: Provider) -> dict[str, 
 
 
 def operators_on_other_providers(folder: Path, graph: Graph, provider: Provider) -> list[str]:
-    """Return the operators of a graph that another provider runs, which requires copies between
-    devices.
-    """
+    """Return the operators that another provider runs, which needs copies between devices."""
     options = session_options(0)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     session = load_session(folder, graph, options, provider)

@@ -1,5 +1,4 @@
-"""Enlarge a trained Transformer so that it computes nearly the same, as in Net2Net (Chen et al.
-2016).
+"""Enlarge a trained Transformer so that it computes nearly the same: Net2Net (Chen et al. 2016).
 
 Speed depends on a model's sizes and on the lengths of its outputs, not on how it was trained.
 Training 6 + 6 layers of width 512 until the outputs have natural lengths takes a night on two
@@ -18,12 +17,9 @@ def grow(small: Transformer, config: TransformerConfig) -> Transformer:
 
     Features, heads and inner units are repeated; added layers pass on their input. The outputs
     differ slightly because a repeated feature gets the position encoding of its new index, which
-    changes the statistics of the first layers' norms.
-
-    Args:
-        small: The model to enlarge.
-        config: The new sizes, each a multiple of the old one, and at least as many layers. The
-            vocabulary, number of positions and special tokens must be those of `small`.
+    changes the statistics of the first layers' norms. Each size of `config` is a multiple of the
+    old one, and it has at least as many layers, and the same vocabulary, number of positions and
+    special tokens.
     """
     old, large = small.config, Transformer(config).eval()
     copies = config.d_model // old.d_model

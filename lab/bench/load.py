@@ -30,22 +30,15 @@ def with_client(
 
 
 async def post(client: Client, path: str, body: bytes) -> None:
-    """Post a body.
-
-    Raises:
-        RuntimeError: The status of the response is not 200.
-    """
+    """Post a body. Raises `RuntimeError` if the status of the response is not 200."""
     response = await client.post(path, body)
     if response.status != 200:
         raise RuntimeError(f"{path} failed with status {response.status}: {response.body[:300]!r}")
 
 
 def measure_load(url: str, load: Load) -> Summary:
-    """Run a load and return its summary. Streams have a connection each, because llama.cpp closes
-    theirs.
-
-    Raises:
-        RuntimeError: A request failed with anything other than a rejection (429 or 503).
+    """Run a load; streams have a connection each, because llama.cpp closes theirs. Raises
+    `RuntimeError` for failures besides rejections (429 or 503).
     """
 
     async def work(client: Client) -> Summary:

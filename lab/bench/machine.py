@@ -50,9 +50,7 @@ def add_allow_dirty(parser: argparse.ArgumentParser) -> None:
 
 
 def describe_or_exit(allow_dirty: bool) -> dict[str, Any]:
-    """Describe the machine, or print the reason and exit with status 2 if there are uncommitted
-    changes.
-    """
+    """Describe the machine; for uncommitted changes, print the reason and exit with status 2."""
     try:
         return describe(allow_dirty)
     except DirtyTreeError as error:
@@ -61,12 +59,8 @@ def describe_or_exit(allow_dirty: bool) -> dict[str, Any]:
 
 
 def describe(allow_dirty: bool) -> dict[str, Any]:
-    """Return the facts that are recorded with a result.
-
-    Call it before measuring, because the tree may change during a long run.
-
-    Raises:
-        DirtyTreeError: There are uncommitted changes and `allow_dirty` is False.
+    """Return the facts that are recorded with a result. Call it before measuring, because the tree
+    may change during a long run. Raises as `commit_facts` does.
     """
     return {
         "processor": processor_name(),

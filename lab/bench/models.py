@@ -83,13 +83,8 @@ class Models:
     """Create each subject when it is first needed."""
 
     def __init__(self, cache: Path, shipped: Path, sentences: Sequence[str]) -> None:
-        """Set up without creating any model.
-
-        Args:
-            cache: The folder to keep the models in.
-            shipped: The bundle in the repository.
-            sentences: Exports are verified on the shortest ones; static scales are calibrated on
-                the first ones.
+        """Set up without creating any model. Exports are verified on the shortest sentences; static
+        scales are calibrated on the first ones.
         """
         self._cache = cache / _digest(shipped)
         self._shipped = shipped
@@ -108,9 +103,7 @@ class Models:
 
     @property
     def grown(self) -> Subject:
-        """A model of 6 + 6 layers of width 512 that translates like the shipped model; see
-        `lab.bench.growth`.
-        """
+        """The shipped model, enlarged by `lab.bench.growth` to 6 + 6 layers of width 512."""
 
         def make(subject: Subject) -> None:
             small = read_model(self._shipped)
@@ -126,9 +119,7 @@ class Models:
 
     @property
     def marian(self) -> Subject:
-        """A Marian model of 6 + 6 layers of width 512 with random weights, which measures speed but
-        outputs no sense.
-        """
+        """A Marian model of 6 + 6 layers of width 512 with random weights, for speed only."""
 
         def make(subject: Subject) -> None:
             with torch.random.fork_rng():

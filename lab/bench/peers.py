@@ -36,9 +36,7 @@ class Peer:
     """A server, and the settings that are tried for it.
 
     Args:
-        name: Name in tables and figures.
         app_name: Name of the peer in `lab/bench/peer_app.py`.
-        packages: Pinned packages of its environment.
         command: Arguments of the environment's Python. `{model}`, `{port}` and `{threads}` are
             filled in; other braces name files of the model, such as `{tokenizer}`.
         axes: Values of each setting; the first one is usually the best.
@@ -51,10 +49,8 @@ class Peer:
     axes: Sequence[Sequence[Setting]] = ()
 
     def python(self) -> Path:
-        """Return the Python of the environment, which is created first if it is not there.
-
-        Raises:
-            MissingPeerError: The packages cannot be installed.
+        """Return the Python of the environment, which is created first if it is not there. Raises
+        `MissingPeerError` if the packages cannot be installed.
         """
         folder = (ENVIRONMENTS / self.name.replace(" ", "-")).absolute()
         python, installed = folder / "bin" / "python", folder / "packages.txt"
@@ -69,10 +65,8 @@ class Peer:
         return python
 
     def build(self) -> str:
-        """Return the versions of the peer and the instruction set that it uses.
-
-        Raises:
-            MissingPeerError: The packages cannot be installed, or do not work on this machine.
+        """Return the versions of the peer and the instruction set that it uses. Raises
+        `MissingPeerError` if the packages cannot be installed, or do not work on this machine.
         """
         return self._run(str(self.python()), APP, self.app_name, "--describe").strip()
 

@@ -18,9 +18,8 @@ Result = TypeVar("Result")
 
 
 def family_cpu_seconds(pid: int) -> dict[int, float]:
-    """Return the CPU seconds of a process and of each of its descendants, parents first.
-
-    Those of a process include its children that have ended. An ended process has none.
+    """Return the CPU seconds of a process and of each of its descendants, parents first. Those of a
+    process include its children that have ended. An ended process has none.
     """
     seconds: dict[int, float] = {}
     children: dict[int, list[int]] = {}
@@ -48,15 +47,7 @@ class Process:
         stdout: int = subprocess.DEVNULL,
         stderr: IO[bytes] | None = None,
     ) -> None:
-        """Start the process in a group of its own.
-
-        Args:
-            command: The program and its arguments.
-            environment: All environment variables of the process.
-            stdin: As for `subprocess.Popen`.
-            stdout: As for `subprocess.Popen`.
-            stderr: As for `subprocess.Popen`.
-        """
+        """Start the process in a group of its own, with only these variables in its environment."""
         self._process = subprocess.Popen(
             command, env=dict(environment), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True, text=True
         )
@@ -119,10 +110,8 @@ class EndedError(Exception):
 
 
 class JsonWorker:
-    """A Python module that answers each line of JSON with one line; it is suspended between
-    requests.
-
-    The first line that it writes shows that it is ready.
+    """A Python module that answers each line of JSON with one line; its first line shows that it is
+    ready. It is suspended between requests.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -132,20 +121,12 @@ class JsonWorker:
         self._process = Process(command, environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def wait_until_ready(self) -> None:
-        """Wait for the first line.
-
-        Raises:
-            EndedError: The process ended.
-        """
+        """Wait for the first line. Raises `EndedError` if the process ended."""
         self._read()
         self._process.suspend()
 
     def request(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and return its response.
-
-        Raises:
-            EndedError: The process ended.
-        """
+        """Send a request and return its response. Raises `EndedError` if the process ended."""
         with self._process.running():
             requests, _ = self._process.pipes
             requests.write(json.dumps(dict(body)) + "\n")
@@ -172,9 +153,7 @@ def answer_lines(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
 
 
 def repeat(work: Callable[[], Result], at_least_s: float) -> tuple[float, Result]:
-    """Work for at least this time, and at least once; return the median of the seconds and the last
-    result.
-    """
+    """Work once and for at least this time; return the median seconds and the last result."""
     seconds: list[float] = []
     while not seconds or sum(seconds) < at_least_s:
         started = time.perf_counter()

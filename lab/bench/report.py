@@ -28,10 +28,7 @@ def mark(part: str, writer: str = "make bench") -> str:
 
 
 def write_into(document: Path, part: str, text: str, writer: str = "make bench") -> None:
-    """Replace the text between the marks of a part, with wrapped prose.
-
-    Does nothing if the document lacks the marks.
-    """
+    """Replace the text between the marks of a part, if there are any, with wrapped prose."""
     whole, start = document.read_text(encoding="utf-8"), mark(part, writer)
     if start not in whole:
         return
@@ -119,9 +116,8 @@ def targets_table(results: Results, targets: Sequence[Target] = TARGETS) -> str:
 
 
 def machines(results: Results, with_commands: bool = False) -> str:
-    """List each machine with the sections that it measured, each with its commit.
-
-    With commands, only sections of the same commit and command share a line.
+    """List each machine with the sections that it measured, each with its commit. With commands,
+    only sections of the same commit and command share a line.
     """
     groups: dict[str, list[str]] = {}
     for name, recorded in results.items():
@@ -148,9 +144,8 @@ def _commit(facts: Mapping[str, Any]) -> str:
 
 
 def section_table(recorded: Recorded | None) -> str:
-    """Return the rows of a section as a table, and its peers.
-
-    Rows that differ only in their number of clients are joined, and long tables are thinned out.
+    """Return the rows of a section as a table, and its peers. Rows that differ only in their number
+    of clients are joined, and long tables are thinned out.
     """
     if recorded is None:
         return "Not measured."

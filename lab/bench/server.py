@@ -50,14 +50,8 @@ class RunningServer:
 
 
 def serving(bundles: Path, **settings: str | int | float | Path) -> contextlib.AbstractContextManager[RunningServer]:
-    """Start `python -m sightline.service` with a folder of bundles.
-
-    Args:
-        bundles: The folder of bundles.
-        settings: More settings by their names in lower case, such as `max_rows=64`.
-
-    Raises:
-        RuntimeError: The process ends or is not ready in time.
+    """Start `python -m sightline.service` with a folder of bundles, and settings by their names in
+    lower case, such as `max_rows=64`. Raises as `serving_command` does.
     """
     port = free_port()
     values = {"bundles": bundles, "host": "127.0.0.1", "port": port, "log_level": "warning", "drain_s": 0, **settings}
@@ -72,8 +66,6 @@ def serving_command(
     """Start a server and end it when the block ends.
 
     Args:
-        command: The program and its arguments.
-        port: The port that the server listens on.
         health: The path that answers 200 once the server is ready.
         environment: Variables added to those of this process; `SIGHTLINE_*` variables are not
             inherited.

@@ -130,10 +130,9 @@ async def _load_and_read(server: RunningServer, texts: Sequence[str], seconds: f
 
 
 def texts_of(sentences: Sequence[str], bundles: Path) -> list[str]:
-    """Return `NUM_TEXTS` texts of one to five sentences that fit all models, the longest first.
-
-    The longest inputs decide how much memory the service needs. If they came late, that would look
-    like growth.
+    """Return `NUM_TEXTS` texts of one to five sentences that fit all models, the longest first. The
+    longest inputs decide how much memory the service needs. If they came late, that would look like
+    growth.
     """
     readers = [
         (read_tokenizer(folder / manifest.source_tokenizer), manifest.limits.max_source_tokens)
@@ -149,11 +148,8 @@ def texts_of(sentences: Sequence[str], bundles: Path) -> list[str]:
 
 
 def all_calls(cards: Sequence[Body], texts: Sequence[str]) -> Iterator[Call]:
-    """Yield calls to all endpoints in turn, without end; models and texts change from turn to turn.
-
-    Args:
-        cards: The models, as listed by `GET /v1/models`.
-        texts: Inputs that fit every model.
+    """Yield calls to all endpoints in turn, without end; models and texts, which fit every model,
+    change from turn to turn.
     """
     uses: dict[str, Callable[[str, str, int], list[Call]]] = {
         "generate": _generations,
@@ -278,6 +274,7 @@ GETS = (
         "/health",
         "/health/live",
         "/health/ready",
+        "/ping",
         "/metrics",
         "/docs",
         "/openapi.json",
@@ -342,10 +339,8 @@ async def _abort(port: int, request: bytes, draw: random.Random) -> None:
 
 
 async def _wait_until_idle(url: str) -> None:
-    """Wait until the service is idle and idle models have released their memory.
-
-    Raises:
-        RuntimeError: The service is still busy after MAX_IDLE_WAIT_S.
+    """Wait until the service is idle and idle models have released their memory. Raises
+    `RuntimeError` if it is still busy after MAX_IDLE_WAIT_S.
     """
     end = time.monotonic() + MAX_IDLE_WAIT_S
     while True:

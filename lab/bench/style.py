@@ -116,10 +116,8 @@ def use_log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
 
 
 def label_lines(axes: Axes, labels: Sequence[LineLabel]) -> None:
-    """Write labels to the right of the ends of lines, far enough apart to be read.
-
-    Call this when the limits, scales and texts of the figure are final. A thin line connects each
-    label with the end of its line.
+    """Write labels to the right of the ends of lines, far enough apart to be read, and connected
+    with them by thin lines. Call this when the limits, scales and texts of the figure are final.
     """
     figure: Any = axes.figure
     figure.draw_without_rendering()  # computes the layout, and with it the distances of the ends
@@ -146,10 +144,9 @@ def label_lines(axes: Axes, labels: Sequence[LineLabel]) -> None:
 
 
 def spread(values: Sequence[float], distance: float) -> list[float]:
-    """Move increasing values so that neighbours are at least `distance` apart.
-
-    The sum of the squared moves is minimal: this is isotonic regression of
-    `values[i] - i * distance` by pooling adjacent violators.
+    """Move increasing values so that neighbours are at least `distance` apart. The sum of the
+    squared moves is minimal: this is isotonic regression of `values[i] - i * distance` by pooling
+    adjacent violators.
     """
     pools: list[list[float]] = []
     for index, value in enumerate(values):

@@ -62,9 +62,7 @@ def _config(manifest: Manifest, weights: dict[str, Tensor]) -> TransformerConfig
 
 
 def _weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """Return the weights of all graphs, the quantized ones dequantized and with their names in
-    float32 bundles.
-    """
+    """Return the weights of all graphs, dequantized and with their names in float32 bundles."""
     floats, quantized = dict[str, Any](), dict[str, Any]()
     for graph in (manifest.encoder_graph, manifest.decoder_graph):
         proto = onnx.load(folder / graph.file, load_external_data=False).graph
@@ -93,14 +91,11 @@ def _table(codes: NDArray[np.uint8], scales: NDArray[np.float32], bits: int, blo
 
 
 def dequantize(codes: NDArray[np.uint8], scales: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    """Dequantize the codes (N, blocks, bytes) and scales (N, blocks) of `MatMulNBits` without zero
-    points.
+    """Dequantize codes (N, blocks, bytes) and scales (N, blocks) of `MatMulNBits` without zero
+    points, to (N, K), K padded to a multiple of the block size.
 
     Two 4-bit codes share a byte, the first in its lower half. A code represents itself minus 2 **
     (bits - 1).
-
-    Returns:
-        The weights (N, K), with K padded to a multiple of the block size.
     """
     if bits == 4:
         codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:2], -1)
@@ -110,9 +105,7 @@ def dequantize(codes: NDArray[np.uint8], scales: NDArray[np.float32], bits: int)
 
 
 def _parameter(name: str, weights: dict[str, Tensor], decoder_layers: int) -> Tensor:
-    """Return a parameter of the model: graphs have transposed matrices, and join those that share
-    an input.
-    """
+    """Return a parameter; graphs have transposed matrices, and join those that share an input."""
     if name == "embedding.weight":
         return weights["embedding"]
     module, _, kind = name.rpartition(".")

@@ -1,6 +1,4 @@
-"""Measure the alignment error rate of each head's cross-attention and of `/v1/align`, against
-annotated pairs of sentences.
-"""
+"""Measure the alignment error rate of heads and of `/v1/align` on annotated pairs of sentences."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -49,11 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Score the reference translations with each served model, and compare its links.
-
-    Raises:
-        FileNotFoundError, ValueError: The pairs cannot be read, or the bundles cannot be served.
-    """
+    """Score the reference translations with each served model, and compare its links."""
     pairs = read_pairs(arguments.pairs)
     rows: list[Row] = [_facts(pairs), *_baselines(pairs)]
     for served, manifest in served_models(arguments.bundles):
@@ -107,12 +101,9 @@ def measure_model(served: Served, manifest: Manifest, pairs: Sequence[AnnotatedP
 
 
 def links_of(served: Served, model: str, pair: AnnotatedPair) -> dict[Candidate, Links]:
-    """Return the links of each map of a pair: the largest weight of each target word.
-
-    Weights of tokens become weights of words as in `/v1/align`, with `merge_weights`.
-
-    Raises:
-        ValueError: The service rejects the pair, or splits it into other words.
+    """Return the links of each map of a pair: the largest weight of each target word. Weights of
+    tokens become weights of words as in `/v1/align`, with `merge_weights`. Raises `ValueError` if
+    the service rejects the pair, or splits it into other words.
     """
     body = {"model": model, "inputs": [pair.source], "targets": [pair.target], "kinds": ["cross"]}
     (output,) = served.post("/v1/attention", body)[0]["outputs"]
@@ -186,9 +177,7 @@ def _estimate(counts: Counts) -> dict[str, Any]:
 
 
 def _difference(counts: Counts, others: Counts) -> list[float]:
-    """Return the difference of two error rates and the ends of its interval, over the same samples
-    of pairs.
-    """
+    """Return the difference of two error rates and its interval, over the same samples of pairs."""
     value = float(error_rate(counts.sum(axis=0)) - error_rate(others.sum(axis=0)))
     return [round(number, DIGITS) for number in (value, *interval(_resampled(counts) - _resampled(others)))]
 

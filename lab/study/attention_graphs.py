@@ -1,5 +1,4 @@
-"""Self-attention of one encoder layer as a graph: as exported, without maps, and as plain matrix
-products.
+"""Self-attention of an encoder layer as a graph: as exported, without maps, and as plain products.
 
 Axes: B batch, S source, M model width, H heads, D width of a head.
 """
@@ -68,9 +67,8 @@ def plain_graph(module: MultiHeadAttention, weights: WeightFile) -> onnx.ModelPr
 
 
 def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Remove all outputs but `hidden`, and the nodes that only the maps need.
-
-    ONNX Runtime itself does not skip such nodes, even if a run requests only `hidden`.
+    """Remove all outputs but `hidden`, and the nodes that only the maps need. ONNX Runtime itself
+    does not skip such nodes, even if a run requests only `hidden`.
     """
     pruned = onnx.ModelProto()
     pruned.CopyFrom(model)

@@ -28,11 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Translate the test set with every setting over the service's HTTP API.
-
-    Raises:
-        FileNotFoundError, ValueError: The bundles cannot be served, or the test set is missing.
-    """
+    """Translate the test set with every setting over the service's HTTP API."""
     sources, references = sources_and_references(arguments.data, arguments.sentences)
     settings: list[Setting] = [(1, None), *((width, penalty) for width in WIDTHS for penalty in PENALTIES)]
     with serve(arguments.bundles) as served:
@@ -46,7 +42,8 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 def _translate(served: Served, setting: Setting, sources: Sequence[str]) -> list[Any]:
     width, penalty = setting
-    parameters = {} if penalty is None else {"num_beams": width, "length_penalty": penalty}
+    beams = {} if penalty is None else {"num_beams": width, "length_penalty": penalty}
+    parameters = {"split_sentences": False, **beams}
     print(f"{width} beams, length penalty {penalty}", flush=True)
     return served.outputs("/v1/generate", {"model": MULTI30K.name, "parameters": parameters}, sources)
 

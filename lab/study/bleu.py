@@ -20,9 +20,7 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Statistics:
-    """The sufficient statistics of BLEU (Papineni et al. 2002, section 2.3), one row for each
-    sentence.
-    """
+    """Sufficient statistics of BLEU (Papineni et al. 2002, section 2.3), one row per sentence."""
 
     matches: Counts  # (N, O), n-grams that also occur in the reference
     output_lengths: Counts  # (N,), in tokens
@@ -56,22 +54,16 @@ def corpus_bleu(total: Counts) -> float:
 
 
 def resamples(num_sentences: int, stream: int = 0) -> Counts:
-    """Draw bootstrap samples with replacement (Koehn 2004), the same ones in each call.
-
-    Returns:
-        The number of times that each sentence occurs in each sample, (R, N). Samples of different
-        streams are independent.
+    """Draw bootstrap samples with replacement (Koehn 2004), the same ones in each call: how often
+    each sentence is in each sample, (R, N). Samples of different streams are independent.
     """
     shares = np.full(num_sentences, 1 / num_sentences)
     return np.random.default_rng((SEED, stream)).multinomial(num_sentences, shares, size=RESAMPLES)
 
 
 def resampled_bleu(rows: Sequence[Counts], samples: Counts) -> NDArray[np.float64]:
-    """Return the mean score of several outputs of the same sentences in each sample, (R,).
-
-    Args:
-        rows: The statistics of each output, each (N, 2 O + 2).
-        samples: (R, N); see `resamples`.
+    """Return the mean score (R,) of outputs of the same sentences, each with rows (N, 2 O + 2), in
+    each of the `resamples` (R, N).
     """
     scores = np.array([[corpus_bleu(total) for total in samples @ of_output] for of_output in rows])  # (outputs, R)
     means: NDArray[np.float64] = scores.mean(axis=0)
@@ -90,14 +82,10 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def mean_with_interval(pairs: NDArray[np.float64]) -> dict[str, Any] | None:
-    """Return the mean over the parts of sentences, with its interval over resampled sentences.
-
-    Args:
-        pairs: The number of parts (tokens, rows, words) of each sentence and the sum of the
-            quantity over them, (N, 2).
-
-    Returns:
-        `count`, `value` and `interval` to be written into a result; None if there are no parts.
+    """Return `count`, `value` and `interval` of the mean over the parts of sentences, with its
+    interval over resampled sentences, for a result; None if there are no parts. `pairs` (N, 2) are
+    the number of parts (tokens, rows, words) of each sentence and the sum of the quantity over
+    them.
     """
     count, total = pairs.sum(axis=0)
     if count == 0:
@@ -137,10 +125,9 @@ def estimate(rows: Sequence[Counts], samples: Counts) -> Estimate:
 
 
 def with_interval(value: float, limits: Sequence[float], digits: int = 1) -> str:
-    """Format a value with its interval.
-
-    The interval is its longer side after "±". Both ends are in brackets if the sides differ by more
-    than a fifth and one unit of the last digit, or if only the longer side would contain 0.
+    """Format a value with its interval: its longer side after "±", or both ends in brackets if the
+    sides differ by more than a fifth and one unit of the last digit, or if only the longer side
+    would contain 0.
     """
     low, high = limits
     longer, shorter = max(value - low, high - value), min(value - low, high - value)

@@ -54,7 +54,9 @@ PROSE: dict[Corpus, Prose] = {
     SMALLTALK: Prose(
         "40,000 dialogues that `lab/zoo/dialogues.py` generates: small talk with one instruction at its start",
         "Trying a causal model, and measuring for how many turns it follows an instruction.",
-        "Real conversation. The model knows a few hundred phrases, five kinds of instructions and no facts.",
+        "Real conversation. The model knows a few hundred phrases, five kinds of instructions and no facts. It answers "
+        "messages of its data, such as “How are you?” or “Tell me a joke.”, also after “Always finish with sunshine.”; "
+        "to others, such as “Hi”, it replies with nonsense.",
         "Apache License 2.0, like the code that generated the training data.",
     ),
 }

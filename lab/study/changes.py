@@ -1,6 +1,4 @@
-"""The effect of single changes on BLEU: each system is compared with one trained as long without
-the change.
-"""
+"""Effect of single changes on BLEU, compared with a system trained as long without the change."""
 
 from collections.abc import Mapping
 
@@ -41,9 +39,7 @@ FURTHER = (
 
 
 def changes_table(result: Result) -> Mapping[str, str]:
-    """Return the table of all systems with short training; all of them use the same bootstrap
-    samples.
-    """
+    """Return the table of all systems with short training, on the same bootstrap samples."""
     test_set, systems = test_set_of(result), runs_by_system(result)
     samples = resamples(len(test_set.source_words))
     estimates = {

@@ -256,11 +256,9 @@ ERRORS: Mapping[str, Plant] = {
 def check_model(
     architecture: str, options: Options, seed: int, scale: float, *, plants_errors: bool = False
 ) -> tuple[float, dict[str, float]]:
-    """Check the right graphs of a random model, and graphs with planted errors.
-
-    Returns:
-        The largest ratio of a difference to its limit, NaN included as infinity, and that of each
-        error that the model can have.
+    """Check the right graphs of a random model, and graphs with planted errors. Returns the largest
+    ratio of a difference to its limit, NaN included as infinity, and that of each error that the
+    model can have.
     """
     draw = np.random.default_rng([seed, 7])
     positions = int(draw.choice(POSITIONS))

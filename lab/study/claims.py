@@ -124,11 +124,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Read the scores and the diagnostics of all finished runs of the small setting.
-
-    Raises:
-        FileNotFoundError: there is no test set, or no earlier result to keep runs of.
-        ValueError: the outputs of a run do not give the stated BLEU on its test set.
+    """Read the scores and the diagnostics of all finished runs of the small setting. Raises
+    `ValueError` if the outputs of a run do not give the stated BLEU on its test set.
     """
     rows: list[Row] = []
     for corpus in (SMALL, JOINED):

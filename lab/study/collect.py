@@ -1,6 +1,4 @@
-"""Collect the scores of finished runs of the systems, with the BLEU statistics of each
-test sentence.
-"""
+"""Collect the scores of finished runs of the systems, with the BLEU statistics of each sentence."""
 
 import argparse
 import json
@@ -35,12 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Read the scores of all finished runs and count their statistics.
-
-    Raises:
-        FileNotFoundError: There is no test set, or no earlier result to keep rows of.
-        ValueError: A folder is not named after a system; the outputs in a scores.json do not give
-            the stated BLEU on this test set; or the earlier result is of another test set.
+    """Read the scores of all finished runs and count their statistics. Raises `ValueError` for
+    folders not named after a system, outputs that do not give the stated BLEU on this test set, and
+    an earlier result of another test set.
     """
     sources, references = sources_and_references(arguments.data)
     systems = [_read_run(folder, references) for folder in _finished_runs(arguments.runs)]

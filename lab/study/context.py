@@ -1,6 +1,4 @@
-"""Measure how encoders use the context of a word: how much a change of one word changes the vectors
-of the others by their distance, and whether the vectors of a word with two senses tell them apart.
-"""
+"""Measure how context changes the encoder's vectors, by distance and for words with two senses."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -57,11 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Encode the sentences with one model after another.
-
-    Raises:
-        FileNotFoundError, ValueError: the bundles cannot be served, or the test set is missing.
-    """
+    """Encode the sentences with one model after another."""
     sentences = read_lines(arguments.data / f"{TEST_SPLIT}.{SOURCE}")[:SENTENCES]
     rows: list[Row] = []
     for served, manifest in served_models(*arguments.bundles):
@@ -92,9 +86,8 @@ def word_vectors(served: Served, model: str, texts: Sequence[str]) -> list[Vecto
 
 def influence(served: Served, model: str, sentences: Sequence[str]) -> Row:
     """Replace each word of each sentence and return how much the vectors of all words change, by
-    their distance from it in words, as a share of the change of its own vector.
-
-    A change is the length of the difference, divided by the length of the vector before.
+    their distance from it in words, as a share of the change of its own vector. A change is the
+    length of the difference, divided by the length of the vector before.
     """
     counts, sums = (np.zeros((len(sentences), len(DISTANCES) - 1)) for _ in range(2))
     for number, (sentence, before) in enumerate(zip(sentences, word_vectors(served, model, sentences), strict=True)):

@@ -1,5 +1,4 @@
-"""Attention from the responses of the served chat models to the instruction, over the turns of a
-dialogue.
+"""Attention from the responses of the served chat models to the instruction, over the turns.
 
 Figure 10 of Llama 2 (Touvron et al. 2023, section 3.3) shows the largest weights of the whole
 network for one dialogue with Ghost Attention and without, with neighbouring tokens binned. Here,
@@ -40,9 +39,7 @@ LABELS = {"largest": "largest weight on the instruction", "share": "mean share o
 
 @dataclass(frozen=True)
 class InstructionAttention:
-    """Attention of one response to the instruction, averaged over the response's tokens including
-    the end token.
-    """
+    """Attention of a response to the instruction, averaged over its tokens with the end token."""
 
     largest: float  # largest weight on a token of the instruction, over all heads and layers
     share: float  # weight in percent: summed over the instruction's tokens, averaged over heads and layers
@@ -50,9 +47,7 @@ class InstructionAttention:
 
 
 def instruction_attention(weights: Weights, columns: Sequence[int]) -> InstructionAttention:
-    """Summarize the weights (L, H, N, C) of a response; `columns` are the positions of the
-    instruction's tokens.
-    """
+    """Summarize the weights (L, H, N, C) of a response; `columns` are those of the instruction."""
     of_instruction = weights[..., list(columns)]
     rows, last = weights.shape[2:]
     read = np.arange(last - rows + 1, last + 1)  # (N,) number of tokens before each token of the response
@@ -71,13 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Run the same dialogues with both models and read the attention of every response.
-
-    Each model continues from its own earlier responses. Values of instructions are unseen ones.
-
-    Raises:
-        ValueError: A model is missing, a dialogue exceeds a model's limit, or there are fewer than
-            two dialogues.
+    """Run the same dialogues with both models and read the attention of every response. Each model
+    continues from its own earlier responses. Values of instructions are unseen ones.
     """
     if arguments.dialogues < 2:
         raise ValueError(f"--dialogues must be at least 2 to give an interval, got {arguments.dialogues}")
@@ -98,9 +88,7 @@ def draw_script(rng: Random, kind: Kind, num_turns: int) -> Script:
 
 
 def run_dialogues(served: Served, name: str, scripts: Sequence[Script]) -> list[list[InstructionAttention]]:
-    """Run all dialogues; return, for each turn, the attention of each dialogue's response to the
-    instruction.
-    """
+    """Run all dialogues; return the attention of each response to the instruction, by turn."""
     columns = [instruction_columns(served, name, script) for script in scripts]
     by_turn = []
     for _ in scripts[0].plain:
@@ -119,9 +107,7 @@ def run_dialogues(served: Served, name: str, scripts: Sequence[Script]) -> list[
 
 
 def instruction_columns(served: Served, name: str, script: Script) -> list[int]:
-    """Return the positions of the instruction's tokens in the model's input, which are the same in
-    every turn.
-    """
+    """Return the input positions of the instruction's tokens, the same in every turn."""
     start = CHAT.user.index("{}")
     end = start + len(script.instruction.text)
     body = {"model": name, "inputs": script.prompt, "add_special_tokens": True}
@@ -172,9 +158,7 @@ def _with_interval(row: Mapping[str, Any], index: int) -> str:
 
 
 def draw(result: Result, folder: Path) -> None:
-    """Write `ghost-attention.svg`: a column for each kind of instruction, a row for each measure,
-    over the turns.
-    """
+    """Write `ghost-attention.svg`: columns are kinds of instructions, rows are measures by turn."""
     with style():
         figure, grid = pyplot.subplots(len(LABELS), len(KINDS), figsize=(WIDTH, 5.8), sharex=True, sharey="row")
         for of_measure, (measured, label) in zip(grid, LABELS.items(), strict=True):

@@ -21,12 +21,8 @@ LINES = {  # by number of layers: colours with and without residual connections,
 
 
 def gradients(diagnostics: Diagnostics, epoch: int, part: str) -> list[float]:
-    """Return the gradient norm of each layer of an encoder or decoder, geometric mean of all seeds.
-
-    Args:
-        diagnostics: diagnostics of each seed.
-        epoch: 0 for the start of the training, -1 for its end.
-        part: "encoder" or "decoder".
+    """Return the gradient norm of each layer of the "encoder" or "decoder", geometric mean of all
+    seeds, at epoch 0 for the start of the training or -1 for its end.
     """
     of_seeds = [run[epoch]["gradients"] for run in diagnostics]
     names = sorted(name for name in of_seeds[0] if name.startswith(f"{part}."))
@@ -46,12 +42,8 @@ def total(diagnostics: Diagnostics, epoch: int) -> str:
 
 
 def draw_gradients(with_residual: Mapping[int, Diagnostics], without: Mapping[int, Diagnostics], path: Path) -> None:
-    """Draw the gradient norm of each layer before and after the training.
-
-    Args:
-        with_residual: diagnostics of systems with residual connections, by number of layers.
-        without: diagnostics of those without.
-        path: SVG file to write.
+    """Draw the gradient norm of each layer before and after the training, with and without residual
+    connections, by number of layers.
     """
     with style():
         figure, grid = pyplot.subplots(2, 2, figsize=(WIDTH, 5.4), sharex="col", sharey=True)

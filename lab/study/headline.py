@@ -103,9 +103,7 @@ def _target(runs: Sequence[Row]) -> list[str]:
 
 
 def _budget(runs: Sequence[Row]) -> str:
-    """Return a sentence on the batch size of an update, and on the systems that differ from the
-    usual one.
-    """
+    """Return a sentence on the batch size of an update, and on the systems that differ in it."""
     counts = {run["system"]: run["batch_tokens"] for run in runs}
     usual = statistics.mode(counts.values())
     others = [f"`{name}` {count:,}" for name, count in counts.items() if count != usual]

@@ -1,6 +1,4 @@
-"""Statistics of the attention heads of served models over a test set: entropy, weight on the end of
-the source, rollout, and singular values.
-"""
+"""Statistics of attention heads: entropy, weight on the end, rollout, and singular values."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -43,12 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Read the maps of the test sentences over the service's HTTP API; chat models read as many
-    generated messages.
-
-    Raises:
-        FileNotFoundError, ValueError: The bundles cannot be served, or the test set is missing.
-    """
+    """Read the maps of the test sentences; chat models read as many generated messages."""
     sentences = read_lines(arguments.data / f"{TEST_SPLIT}.{SOURCE}")[: arguments.sentences]
     prompts = [dialogue.prompt for dialogue in draw_dialogues(SEED, 4 * len(sentences), has_ghost_attention=True)]
     prompts = [prompt for prompt in prompts if len(prompt.split()) <= MAX_WORDS][: len(sentences)]
@@ -125,10 +118,8 @@ def end_columns(output: Mapping[str, Any], kind: str) -> tuple[list[int], list[i
 
 
 def _means(pairs: Weights) -> dict[str, Any]:
-    """Return means and the ends of their intervals, by layer and column.
-
-    Args:
-        pairs: Number of rows and sum over them, (N, 2, L, columns).
+    """Return means and the ends of their intervals, by layer and column, from numbers of rows and
+    sums over them (N, 2, L, columns).
     """
     counts, totals = pairs[:, 0], pairs[:, 1]
     samples = resamples(len(pairs)).astype(np.float64)
@@ -217,9 +208,7 @@ def _widest(rows: Sequence[Row]) -> float:
 
 
 def _end_table(rows: Sequence[Row]) -> str:
-    """Return the weight on the end by layer and head, of all models but the shipped one, which has
-    a picture.
-    """
+    """Return the weight on the end by layer and head of all models but the one with a picture."""
     body = []
     with_encoder = {row["model"] for row in rows if row["kind"] == "encoder"}
     for row in rows:

@@ -1,6 +1,4 @@
-"""Measure what a translation loses if the output of an attention sublayer, or of a whole layer, is
-zero or has its components shuffled, so that the rest of the model must do without it.
-"""
+"""Measure the loss of translations if attention or a whole layer gives zeros or is shuffled."""
 
 import argparse
 import re
@@ -72,11 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Translate the test set greedily with each model, whole and with one damage after another.
-
-    Raises:
-        FileNotFoundError, ValueError: A bundle or the test set is missing.
-    """
+    """Translate the test set greedily with each model, whole and with one damage after another."""
     sources, references = sources_and_references(arguments.data / MULTI30K.folder, arguments.sentences)
     samples, rows = resamples(len(sources)), list[Row]()
     for model in MODELS:
@@ -92,9 +86,7 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 
 def damages(manifest: Manifest) -> list[Damage]:
-    """Return the faults of each part in each layer, and in all layers; only attention is shuffled,
-    and only in single layers.
-    """
+    """Return the faults of parts in one and in all layers; only attention of one is shuffled."""
     faults = []
     for part, (stack, maps) in PARTS.items():
         single = [[layer] for layer in range(manifest.attention_of(stack).layers)]
@@ -113,16 +105,14 @@ def translations(bundle: Path, damage: Damage | None, sources: Sequence[str]) ->
         changed = damage_weights(copy, manifest, damage) if damage else []
         files = {**manifest.files, **record_files(copy, changed)}
         write_manifest(copy, manifest.model_copy(update={"files": files, "lazy": False}))
-        body = {"model": manifest.name, "parameters": {"max_new_tokens": MAX_NEW_TOKENS}}
+        body = {"model": manifest.name, "parameters": {"max_new_tokens": MAX_NEW_TOKENS, "split_sentences": False}}
         with serve(copy.parent) as served:
             return [output["text"] for output in served.outputs("/v1/generate", body, sources)]
 
 
 def damage_weights(bundle: Path, manifest: Manifest, damage: Damage) -> set[str]:
-    """Change the weights of a bundle, and return the names of the changed files.
-
-    Raises:
-        ValueError: The bundle has no such weights.
+    """Change the weights of a bundle, and return the names of the changed files. Raises
+    `ValueError` if the bundle has no such weights.
     """
     changed = set()
     for graph in (manifest.encoder_graph, manifest.decoder_graph):
@@ -146,9 +136,7 @@ def tables(result: Result) -> Mapping[str, str]:
 
 
 def _table(result: Result, models: Sequence[str]) -> str:
-    """Return a row for each part and fault, with a column for each layer of each model, and the
-    scores of the whole models.
-    """
+    """Return the scores of the whole models, and of each part and fault by model and layer."""
     rows = [row for row in result.rows if row["model"] in models]
     cells = {
         (row["part"], row["fault"], _column(row, models)): format_ends(row["difference"])

@@ -39,14 +39,9 @@ class Bucket:
 def buckets_of(
     words: NDArray[np.int64], limits: Sequence[tuple[int, int]], runs: Mapping[str, Sequence[Counts]]
 ) -> list[Bucket]:
-    """Return the buckets that have sentences.
-
-    Within each, all systems and seeds use the same bootstrap samples.
-
-    Args:
-        words: number of source words of each sentence (N,).
-        limits: first and last number of words of each bucket.
-        runs: statistics of the runs of each system.
+    """Return the buckets that have sentences, given the first and last number of words of each, the
+    source words of each sentence (N,), and the statistics of the runs of each system. Within a
+    bucket, all systems and seeds use the same bootstrap samples.
     """
     buckets = []
     for number, (first, last) in enumerate(limits):
@@ -89,13 +84,7 @@ def draw_lengths(result: Result, folder: Path) -> None:
 
 
 def draw_buckets(buckets: Sequence[Bucket], lines: Mapping[str, tuple[str, str, str]], path: Path) -> None:
-    """Draw the BLEU of systems by source length.
-
-    Args:
-        buckets: result of `buckets_of`.
-        lines: label, colour and marker of each system.
-        path: SVG file to write.
-    """
+    """Draw the BLEU of systems by source length; lines have label, colour and marker by system."""
     names = list(buckets[0].bleu)
     with style():
         figure, axes = pyplot.subplots(figsize=(WIDTH, 3.9))

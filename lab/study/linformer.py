@@ -1,5 +1,4 @@
-"""Measure time and memory of Linformer's attention and softmax attention in one layer, for n tokens
-and k projected keys.
+"""Measure time and memory of Linformer's and softmax attention, by tokens n and projected keys k.
 
 Each attention of a case runs in its own process with the service's session options; the processes
 take turns.
@@ -56,9 +55,7 @@ SEED = 4
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of attention: the exported operator, plain products, or Linformer with the exported
-    operator.
-    """
+    """Kind of attention: the exported operator, plain products, or Linformer with the operator."""
 
     attention: Literal["operator", "plain", "linformer"]
     slots: int | None = None
@@ -85,11 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Measure all cases.
-
-    Raises:
-        ValueError: Rounds, threads or tokens are less than 1.
-    """
     if min(arguments.rounds, arguments.threads, *arguments.tokens) < 1:
         raise ValueError("rounds, threads and tokens must be at least 1")
     rows: list[dict[str, Any]] = [
@@ -182,9 +174,7 @@ def _running(graphs: Sequence[Path], threads: int) -> Iterator[list[JsonWorker]]
 
 
 def write_graph(variant: Variant, tokens: int, folder: Path) -> Path:
-    """Write the graph of one layer with new weights; its projections accept at most `tokens`
-    tokens.
-    """
+    """Write the graph of a layer with new weights; its projections accept `tokens` at most."""
     folder.mkdir(parents=True)
     module, projections = modules(variant, tokens)
     with WeightFile(folder / "weights.bin") as weights:
@@ -246,16 +236,12 @@ def is_faster(ours: Row, theirs: Row) -> bool:
 
 
 def is_smaller(ours: Row, theirs: Row) -> bool:
-    """Return True if the peak is at least one MiB lower; smaller differences are noise of a
-    single measurement.
-    """
+    """Return True if the peak is at least one MiB lower; less is noise of a single measurement."""
     return peak_mib(ours) <= peak_mib(theirs) - 1
 
 
 def crossover(is_less: Mapping[int, bool]) -> str:
-    """Return the smallest number of tokens from which `is_less` holds at every longer length that
-    was measured.
-    """
+    """Return the smallest length from which `is_less` holds at all longer measured ones."""
     if not is_less:
         return "not measured"
     tokens = [length for length in sorted(is_less) if all(less for other, less in is_less.items() if other >= length)]
@@ -294,9 +280,7 @@ def _label(kind: tuple[str, int | None]) -> str:
 
 
 def _kinds(rows: Sequence[Row]) -> list[tuple[str, int | None]]:
-    """Return the kinds of attention: baselines first, then Linformers by their number of projected
-    keys.
-    """
+    """Return the kinds of attention: baselines, then Linformers by number of projected keys."""
     return sorted({_kind(row) for row in rows}, key=lambda kind: (kind[1] or 0, kind[0]))
 
 
@@ -333,9 +317,7 @@ def _number(value: float) -> str:
 
 
 def _crossovers(rows: Sequence[Row], counts: Sequence[int]) -> str:
-    """Return a table with a row for each number of projected keys; cells have the lengths for each
-    number of rows.
-    """
+    """Return a table by projected keys; cells have the lengths for each number of rows."""
     body = []
     for size in sorted({row["slots"] for row in rows if row["slots"] is not None}):
         cells = []

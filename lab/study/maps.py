@@ -22,10 +22,8 @@ def array_of(entry: Mapping[str, Any]) -> Weights:
 
 def rollout(weights: Weights) -> Weights:
     """Return the attention rollout up to each layer (Abnar and Zuidema 2020, section 3), (L, S, S):
-    the product over the layers of (A + I) / 2, where A is the mean over the heads.
-
-    Args:
-        weights: Self-attention between S tokens, (L, H, S, S).
+    the product over the layers of (A + I) / 2, where A is the mean over the heads of self-attention
+    (L, H, S, S).
     """
     product, products = np.eye(weights.shape[-1]), []
     for layer in weights.mean(axis=1):
@@ -42,12 +40,8 @@ def entropies(weights: Weights) -> Weights:
 
 
 def share_of_rank(weights: Weights, share: float) -> float:
-    """Return the smallest number of singular values with `share` of the sum of all, divided by the
-    number of all.
-
-    Args:
-        weights: A map of one head, (R, C).
-        share: Share of the sum, as in figure 1 of Wang et al. 2020.
+    """Return the smallest number of singular values of a map of one head (R, C) with `share` of the
+    sum of all, as in figure 1 of Wang et al. 2020, divided by the number of all.
     """
     curve = cumulative(weights)
     return float(np.searchsorted(curve, share - 1e-9) + 1) / len(curve)
@@ -61,14 +55,8 @@ def cumulative(weights: Weights) -> Weights:
 
 
 def draw_cells(axes: Axes, values: Weights, columns: Sequence[str], cell: Callable[[float], str], top: float) -> None:
-    """Draw a table of numbers whose rows are layers, darker for larger values.
-
-    Args:
-        axes: The axes.
-        values: Numbers, (L, columns).
-        columns: Labels of the columns.
-        cell: Format of a number.
-        top: Value of the darkest colour; 0 is white.
+    """Draw a table of numbers (L, columns) whose rows are layers, darker for larger values, from
+    white for 0 to the darkest colour for `top`. `cell` formats a number.
     """
     axes.imshow(values, cmap="Blues", vmin=0, vmax=top, aspect="auto")
     axes.set_xticks(range(len(columns)), columns)

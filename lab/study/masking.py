@@ -1,7 +1,7 @@
-"""Measure how an output changes if the decoder cannot see a word of the source, or the source lacks
-it, and compare that with attention weights.
+"""Measure how outputs change if a word of the source is hidden, compared with attention weights.
 
-Shapes use S units of the source (words and special tokens), T target tokens.
+The decoder cannot see the word, or the source lacks it. Shapes use S units of the source (words and
+special tokens), T target tokens.
 """
 
 import argparse
@@ -60,12 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Explain the outputs for the first test sentences over the service's HTTP API.
-
-    Classifiers read reviews of SST-2, and chat models answer as many generated messages.
-
-    Raises:
-        FileNotFoundError, ValueError: The bundles cannot be served, or the test set is missing.
+    """Explain the outputs for the first test sentences. Classifiers read reviews of SST-2, and chat
+    models answer as many generated messages.
     """
     sentences = read_lines(arguments.data / MULTI30K.folder / f"{TEST_SPLIT}.{SOURCE}")[: arguments.sentences]
     dialogues = draw_dialogues(SEED, 9 * len(sentences), has_ghost_attention=True)
@@ -90,12 +86,12 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 
 def explain_translation(served: Served, manifest: Manifest, text: str, seed: int = 0) -> Explained:
-    """Translate greedily, then score that translation without each word and special token.
-
-    Nothing is hidden from a model whose attention depends on positions.
+    """Translate greedily, then score that translation without each word and special token. Nothing
+    is hidden from a model whose attention depends on positions.
     """
     model, kinds = manifest.name, {attention.kind for attention in manifest.attention}
-    (generated,) = served.post("/v1/generate", {"model": model, "inputs": text})
+    request = {"model": model, "inputs": text, "parameters": {"split_sentences": False}}
+    (generated,) = served.post("/v1/generate", request)
     target = generated["outputs"][0]["text"]
     selection = {"kinds": [kind for kind in ("encoder", "cross") if kind in kinds], "encoding": "base64"}
     (response,) = served.post("/v1/attention", {"model": model, "inputs": text, "targets": target, **selection})
@@ -137,9 +133,7 @@ def _cross(output: Mapping[str, Any]) -> FloatArray:
 def _ends(
     units: Sequence[str], num_words: int, groups: Sequence[Sequence[int]], seed: int
 ) -> dict[str, tuple[int, ...]]:
-    """Return the tokens of the parts of `ENDS`; none if the text is short, or ends without
-    a mark.
-    """
+    """Return tokens of the parts of `ENDS`; none if the text is short or ends without a mark."""
     mark = num_words - 1
     if len(units) != num_words + 1 or num_words < 4 or units[mark] not in MARKS:
         return {}
@@ -280,9 +274,7 @@ def _of_ends(output: Explained) -> dict[str, tuple[float, float]]:
 
 
 def kendall_tau(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Return tau-b (Kendall 1945) of each row of two matrices (T, S); 0 if all entries of a row are
-    equal.
-    """
+    """Return tau-b (Kendall 1945) of rows of two matrices (T, S); 0 if all entries are equal."""
     signs = [np.sign(matrix[:, :, None] - matrix[:, None, :]) for matrix in (left, right)]  # (T, S, S)
     agreement = (signs[0] * signs[1]).sum(axis=(1, 2))
     pairs = np.sqrt(np.abs(signs[0]).sum(axis=(1, 2)) * np.abs(signs[1]).sum(axis=(1, 2)))

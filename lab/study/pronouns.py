@@ -1,6 +1,4 @@
-"""Test if the attention of the pronoun "it" prefers the noun that it refers to, in pairs of
-sentences that differ in one word.
-"""
+"""Test if attention of the pronoun "it" prefers its noun, in pairs that differ in one word."""
 
 import argparse
 import re
@@ -58,11 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Read the attention of the pronouns over the service's HTTP API.
-
-    Raises:
-        ValueError: The bundles cannot be served.
-    """
+    """Read the attention of the pronouns over the service's HTTP API."""
     pairs = read_pairs()
     rows: list[Row] = []
     for served, manifest in served_models(*arguments.bundles):
@@ -72,12 +66,11 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 
 def preferences(served: Served, model: str, pairs: Sequence[Pair]) -> Weights:
-    """Return the difference of the weights from the pronoun to the two nouns, divided by their sum:
-    1 if it attends only to the first one, -1 if only to the second one.
+    """Return (P, 2, L, H + 2): for each sentence of each pair and each layer, all heads, their
+    mean, and the rollout up to the layer.
 
-    Returns:
-        (P, 2, L, H + 2): for each sentence of each pair and each layer, all heads, their mean, and
-        the rollout up to the layer.
+    The values are the difference of the weights from the pronoun to the two nouns, divided by their
+    sum: 1 if it attends only to the first one, -1 if only to the second one.
     """
     sentences = [text for pair in pairs for text in pair.sentences]
     body = {"model": model, "kinds": ["encoder"], "encoding": "base64"}
@@ -96,11 +89,8 @@ def preferences(served: Served, model: str, pairs: Sequence[Pair]) -> Weights:
 
 
 def summary(model: str, differences: Weights) -> list[Row]:
-    """Return a row for each entry of `CHOICES`, and one with the counts of all heads.
-
-    Args:
-        model: The name of the model.
-        differences: See `preferences`.
+    """Return a row for each entry of `CHOICES`, and one with the counts of all heads, from
+    `preferences`.
     """
     num_pairs, _, layers, columns = differences.shape
     flat = differences.reshape(num_pairs, 2, -1)

@@ -33,12 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Score one bundle after another.
-
-    Raises:
-        BundleError, FileNotFoundError, ValueError: The bundles cannot be served, or data is
-            missing.
-    """
+    """Score one bundle after another."""
     manifests = find_bundles(arguments.bundles).values()
     with serve(arguments.bundles) as served, TemporaryDirectory() as derived:
         rows = [
@@ -50,9 +45,8 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 
 def _scores(served: Served, manifest: Manifest, data: Path, derived: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the rows of a model; none if it neither translates nor classifies.
-
-    `derived` is a folder for the data that are derived from others.
+    """Return the rows of a model; none if it neither translates nor classifies. `derived` is a
+    folder for the data that are derived from others.
     """
     if "classify" in manifest.tasks:
         folder = corpus_folder(SST2, data, derived)
@@ -67,7 +61,7 @@ def _scores(served: Served, manifest: Manifest, data: Path, derived: Path) -> Se
 
 def _bleu(served: Served, name: str, data: Path, num_beams: int) -> Mapping[str, Any]:
     test_set = read_test_set(data, TEST_SPLIT, SOURCE, TARGET)
-    body = {"model": name, "parameters": {"num_beams": num_beams}}
+    body = {"model": name, "parameters": {"num_beams": num_beams, "split_sentences": False}}
     outputs = [output["text"] for output in served.outputs("/v1/generate", body, test_set.sources)]
     scores = score(outputs, test_set, TARGET)
     if scores.tokenised_bleu is None:

@@ -1,6 +1,4 @@
-"""Measure how long the served chat models keep an instruction; see `lab.zoo.recall` for
-the test itself.
-"""
+"""Measure how long the served chat models keep an instruction, see `lab.zoo.recall`."""
 
 import argparse
 import json
@@ -44,12 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Send the same dialogues to all models of a folder over the service's HTTP API.
-
-    Raises:
-        FileNotFoundError: The folder has none of the models.
-        ValueError: A dialogue exceeds a model's limit.
-    """
+    """Send the same dialogues to all models of a folder over the service's HTTP API."""
     names = [name for name in LINES if (arguments.bundles / bundle_name(name) / MANIFEST).is_file()]
     if not names:
         raise FileNotFoundError(f"{arguments.bundles} has none of {', '.join(map(bundle_name, LINES))}")

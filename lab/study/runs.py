@@ -22,11 +22,7 @@ SHIPPED = "transformer"  # served under the name of its corpus
 
 
 def sources_and_references(folder: Path, limit: int | None = None) -> tuple[list[str], list[str]]:
-    """Read the sources of the test set and their tokenized references: all, or the first `limit`.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-    """
+    """Read the first `limit` or all sources of the test set and their tokenized references."""
     test_set = read_test_set(folder, TEST_SPLIT, SOURCE, TARGET, limit)
     if test_set.tokenised_references is None:
         raise FileNotFoundError(f"{folder} has no tokenized {TEST_SPLIT}")

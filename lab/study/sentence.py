@@ -1,6 +1,4 @@
-"""Run one sentence through every served model that translates or classifies, and record its
-attention.
-"""
+"""Record the attention of one sentence by every served model that translates or classifies."""
 
 import argparse
 from collections.abc import Mapping
@@ -31,11 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Get each model's output and attention maps over the service's HTTP API.
-
-    Raises:
-        FileNotFoundError: There is no earlier result to keep rows of.
-        ValueError: The bundles cannot be served, or the earlier result is for another sentence.
+    """Get each model's output and attention maps. Raises `ValueError` if the earlier result to keep
+    is for another sentence.
     """
     rows: list[Mapping[str, Any]] = []
     for served, manifest in served_models(*arguments.bundles):

@@ -1,6 +1,4 @@
-"""The attention maps of one sentence by all systems, as SVG files that are written directly to keep
-them small.
-"""
+"""Attention maps of one sentence by all systems, as SVG that is written directly to be small."""
 
 import textwrap
 from collections import defaultdict

@@ -29,10 +29,8 @@ class Served:
         self._portal = portal
 
     def post(self, path: str, *bodies: Mapping[str, Any]) -> list[Any]:
-        """Send requests at the same time and return their responses in order.
-
-        Raises:
-            ValueError: A request failed; the message includes the service's own.
+        """Send requests at the same time and return their responses in order. Raises `ValueError`
+        with the service's own message.
         """
         return self._portal.call(self._post, path, bodies)
 
@@ -59,15 +57,7 @@ class Served:
 
 @contextlib.contextmanager
 def serve(bundles: Path, threads: int = 1) -> Iterator[Served]:
-    """Serve all bundles of a folder.
-
-    Args:
-        bundles: The folder.
-        threads: Number of threads for each engine.
-
-    Raises:
-        ValueError: The bundles cannot be served.
-    """
+    """Serve a folder, each engine with some threads. Raises `ValueError` if it cannot be served."""
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(_client_of_service(bundles, threads)) as client,
@@ -77,9 +67,8 @@ def serve(bundles: Path, threads: int = 1) -> Iterator[Served]:
 
 def served_models(*folders: Path) -> Iterator[tuple[Served, Manifest]]:
     """Serve one folder after another, and yield the models that the service loads when it starts.
-
-    These are the models that the study examines in detail. The others, such as those of the small
-    setting, are compared by their scores.
+    The study examines these in detail. The others, such as those of the small setting, are compared
+    by their scores.
     """
     for folder in folders:
         with serve(folder) as served:

@@ -1,6 +1,4 @@
-"""Nearest tokens and analogies in the shipped model's embeddings, and the effect of 8-bit
-embeddings on them.
-"""
+"""Nearest tokens and analogies in the shipped model's embeddings, also in 8 bits."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -71,11 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Query the model over the service's HTTP API.
-
-    Raises:
-        ValueError: The model is missing, or not in float32 where it must be, or a word is not one
-            of its tokens.
+    """Query the model. Raises `ValueError` if it is missing, or not in float32 where it must be, or
+    a word is not one of its tokens.
     """
     with serve(arguments.bundles) as served:
         manifest = _manifest(arguments.bundles)
@@ -122,10 +117,8 @@ def _neighbours(served: Served, query: Query, top_k: int) -> Row:
 
 
 def count(served: Served, pairs: Sequence[tuple[str, str]]) -> Row:
-    """Count how often the analogies between two pairs rank the expected word first, and among the
-    first five.
-
-    The order of two pairs matters. Also count the pairs whose second word is near the first one.
+    """Count how often the analogies between two pairs, in their order, rank the expected word
+    first, and among the first five. Also count the pairs whose second word is near the first one.
     """
     ranks = [_rank(served, (*pair, word), expected, FIRST) for pair, (word, expected) in permutations(pairs, 2)]
     return {
@@ -160,9 +153,8 @@ def queryable_tokens(served: Served, vocabulary: int) -> list[str]:
 
 def compare(served: Served, exact: Served, tokens: Sequence[str]) -> Row:
     """Count how many of a token's nearest neighbours are the same in two bundles of one model.
-
-    Tokens with many near-equal embeddings in the exact bundle are counted in `alike`. They are
-    included in `mean`, and excluded from `fewest`.
+    Tokens with many near-equal embeddings in the exact bundle are counted in `alike`, included in
+    `mean`, and excluded from `fewest`.
     """
     common, is_alike = [], []
     for token in tokens:
@@ -179,9 +171,7 @@ def compare(served: Served, exact: Served, tokens: Sequence[str]) -> Row:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return the tables of neighbours and analogies, and a sentence on 8-bit embeddings if they
-    were compared.
-    """
+    """Return the tables of neighbours and analogies, and a sentence on 8-bit embeddings, if any."""
     tokens, analogies, relations, compared = (
         [row for row in result.rows if row["kind"] == kind] for kind in ("token", "analogy", "relation", "agreement")
     )

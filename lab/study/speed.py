@@ -1,5 +1,4 @@
-"""Measure the cost of each system: the time of a training update, and tokens per second of served
-greedy decoding.
+"""Measure the time of a training update, and tokens per second of served greedy decoding.
 
 Systems take turns, so that disturbances affect all of them alike. Training continues from the state
 of a system's first run, in each precision, with the same batches for all systems that share data
@@ -83,11 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Return a row for each system.
-
-    Raises:
-        FileNotFoundError: No system has a bundle, or data is missing.
-        ValueError: A bundle is not float32, or a run cannot be resumed.
+    """Return a row for each system. Raises `ValueError` if a bundle is not float32, or a run cannot
+    be resumed.
     """
     if min(arguments.rounds, arguments.threads) < 1:
         raise ValueError(f"--rounds and --threads must be at least 1, got {arguments.rounds} and {arguments.threads}")
@@ -121,9 +117,7 @@ def _facts(bundle: Path) -> dict[str, Any]:
 
 
 def _time_updates(runs: Mapping[str, Path], data: Path, rounds: int, threads: int) -> dict[str, dict[str, Any]]:
-    """Return the facts of each run, and the milliseconds of an update in each precision, one value
-    for each round.
-    """
+    """Return the facts of each run, and the milliseconds of an update by precision and round."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     print("training", flush=True)
@@ -169,9 +163,7 @@ def _resume(run: Path, name: str, data: Path) -> Training:
 
 
 def _time_decoding(arguments: argparse.Namespace, bundles: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """Return tokens per second of each generating system, by number of concurrent requests, one
-    value per round.
-    """
+    """Return tokens per second of generating systems by number of concurrent requests and round."""
     generating = [name for name, bundle in bundles.items() if "generate" in read_bundle(bundle).tasks]
     measured: dict[str, dict[str, Any]] = {name: {"tokens_per_s": {}} for name in generating}
     with serve(arguments.bundles, arguments.threads) as served:
@@ -188,7 +180,7 @@ def _time_decoding(arguments: argparse.Namespace, bundles: Mapping[str, Path]) -
 
 def _tokens_per_s(served: Served, model: str, texts: Sequence[str], count: int) -> float:
     """Send all texts repeatedly, `count` requests at a time, and return the tokens per second."""
-    bodies = [{"model": model, "inputs": text} for text in texts]
+    bodies = [{"model": model, "inputs": text, "parameters": {"split_sentences": False}} for text in texts]
     num_tokens, started = 0, time.perf_counter()
     while time.perf_counter() - started < DECODING_S:
         for start in range(0, len(bodies), count):
@@ -269,9 +261,7 @@ def _training(row: Row) -> list[str]:
 
 
 def _speed(row: Row, theirs: Mapping[str, Any], count: str) -> str:
-    """Return the speed over that of the reference with its range, or tokens per second where there
-    is no comparison.
-    """
+    """Return the speed over that of the reference with its range, or else tokens per second."""
     ours = row.get("tokens_per_s", {})
     if count not in ours:
         return ""

@@ -9,7 +9,9 @@ from lab.bench.record import Result, Row, read_results
 
 
 class Step(Protocol):
-    """Interface of a module that measures one thing and formats its result."""
+    """Interface of a module that measures one thing and formats its result. For missing or
+    unsuitable input, `measure` raises `FileNotFoundError` or `ValueError`.
+    """
 
     NAME: str  # of the command and of the result file
 
@@ -38,10 +40,7 @@ def add_keep(parser: argparse.ArgumentParser, rows: str) -> None:
 
 def keep_last_rows(results: Path, name: str, rows: Sequence[Row], key: Callable[[Row], Any]) -> list[Row]:
     """Add the rows of the last result with other keys before `rows`, each with the commit that
-    measured it.
-
-    Raises:
-        FileNotFoundError: There is no last result.
+    measured it. Raises `FileNotFoundError` without a last result.
     """
     last = read_results(results).get(name)
     if last is None:

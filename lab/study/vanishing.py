@@ -1,5 +1,4 @@
-"""Measure how the gradient of recurrent encoder-decoders falls along the way from a target token to
-a source token, with and without attention.
+"""Measure how gradients of recurrent models fall along the way from a target to a source token.
 
 Without attention, the gradient of the loss of a target token reaches a source token through the
 encoder's last states, one of each direction. The number of encoder steps is the distance of the
@@ -50,11 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Differentiate the loss of each target token of the test set, before and after the training.
-
-    Raises:
-        FileNotFoundError: a run or the test set is missing.
-    """
+    """Differentiate the loss of each target token of the test set before and after the training."""
     folder = corpus_folder(SMALL, arguments.data, arguments.runs)
     lines = [read_lines(folder / f"{TEST_SPLIT}.{language}")[:SENTENCES] for language in (SOURCE, TARGET)]
     rows: list[Row] = []
@@ -74,9 +69,7 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 
 def gradients(model: RecurrentModel, source: Sequence[int], target: Sequence[int]) -> Norms:
-    """Return the norm of the gradient of the loss of each target token for the embedding of each
-    source token, (T, S).
-    """
+    """Return the norms (T, S) of the gradients of target tokens' losses for source embeddings."""
     batch = make_batch([(source, target)], model.config)
     embedded: list[Tensor] = []
     hook = model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
@@ -107,10 +100,7 @@ def _grouped(norms: Norms, values: NDArray[np.int64], ends: Sequence[int]) -> No
 
 def ratios(groups: Norms) -> list[dict[str, Any]]:
     """Return the mean of each group divided by that of the first, with its 95 % interval over
-    resampled sentences.
-
-    Args:
-        groups: numbers of values and sums of each sentence, (N, groups, 2).
+    resampled sentences, from numbers of values and sums of each sentence (N, groups, 2).
     """
     samples = resamples(len(groups))
 

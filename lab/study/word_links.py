@@ -1,6 +1,4 @@
-"""Annotated word alignments: their file, the alignment error rate, and the agreement of two
-passes.
-"""
+"""Annotated word alignments: their file, the alignment error rate, and the agreement of passes."""
 
 import re
 from collections.abc import Sequence
@@ -54,11 +52,8 @@ def read_pairs(path: Path) -> list[AnnotatedPair]:
     The first line has the names of the columns. The columns are the source, the target, the links
     of the first and of the second pass, and the adjudicated links, separated by tabs. A link is
     `i-j` if it is sure and `ipj` if it is possible; `i` is the index of a source word and `j` that
-    of a target word. Words are those of `word_spans`.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A line has other columns, or a link that is malformed or out of range.
+    of a target word. Words are those of `word_spans`. Raises `ValueError` for a line with other
+    columns, or a link that is malformed or out of range.
     """
     pairs = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[1:], 2):
@@ -98,13 +93,11 @@ def error_counts(links: Links, reference: Reference) -> tuple[float, float]:
 
 
 def error_rate(counts: Counts) -> Counts:
-    """Return the alignment error rate (Och and Ney 2003, section 5), summed over pairs.
+    """Return the alignment error rate (Och and Ney 2003, section 5), given sums of `error_counts`
+    (..., 2).
 
     AER = 1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|) for the links A, the sure links S and the possible
     links P, which include S.
-
-    Args:
-        counts: (..., 2), sums of `error_counts`.
     """
     rates: Counts = 1 - counts[..., 0] / counts[..., 1]
     return rates
@@ -116,10 +109,9 @@ def diagonal(num_sources: int, num_targets: int) -> Links:
 
 
 def best_links(reference: Reference, num_targets: int) -> Links:
-    """Return the links with the lowest error rate that have one source word for each target word.
-
-    A target word without links is linked to a source word that does not exist, which is an error
-    like any other.
+    """Return the links with the lowest error rate that have one source word for each target word. A
+    target word without links is linked to a source word that does not exist, an error like any
+    other.
     """
 
     def best(word: int) -> tuple[int, int]:

@@ -40,19 +40,8 @@ def corpus_folder(corpus: Corpus, data: Path, runs: Path) -> Path:
 def read_data(
     system: System, data: Path, run: Path, config: TrainConfig, vocab_size: int, tokenizer: Tokenizer | None = None
 ) -> TrainingData:
-    """Read and encode the data of a system.
-
-    Args:
-        system: the system.
-        data: folder of its corpus; chat systems ignore it, because the seed determines their
-            dialogues.
-        run: folder to which the encoded corpus is written.
-        config: settings of the training.
-        vocab_size: size of the tokenizer that is trained on the data.
-        tokenizer: tokenizer that is used instead.
-
-    Raises:
-        CorpusError: the data is missing or not valid.
+    """Read and encode the data of a system; chat systems ignore `data`, because the seed determines
+    their dialogues. Without a tokenizer, one with `vocab_size` is trained on the data.
     """
     if system.corpus.chat is not None:
         return _read_dialogues(system, config, vocab_size, tokenizer)

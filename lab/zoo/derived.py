@@ -29,16 +29,9 @@ Groups = list[list[int]]  # numbers of the lines that form each pair
 
 
 def derive(kind: Derived, data: Path, folder: Path) -> None:
-    """Write a derived corpus; do nothing if the folder exists.
-
-    Args:
-        kind: rule of the corpus.
-        data: folder of the data.
-        folder: the folder to create. It appears when all of its files are complete.
-
-    Raises:
-        FileNotFoundError: the folder has no data.
-        ValueError: a line has no label, or the files of a split have different numbers of lines.
+    """Write a derived corpus to a folder that appears when all of its files are complete; do
+    nothing if it exists. Raises `ValueError` if a line has no label, or the files of a split have
+    different numbers of lines.
     """
     if folder.exists():
         return
@@ -95,9 +88,8 @@ def small(split: str, sources: Sequence[str]) -> Groups:
 
 
 def joined(split: str, sources: Sequence[str]) -> Groups:
-    """Return lines that are joined until their words reach a random length from 20 to 60.
-
-    Each line is part of at most one group. A group that would be longer than 60 words is dropped.
+    """Return lines that are joined until their words reach a random length from 20 to 60. Each line
+    is in at most one group. A group that would be longer than 60 words is dropped.
     """
     rng = Random(f"{SEED} {split}")
     order = list(range(len(sources)))

@@ -30,15 +30,13 @@ def diagnose(model: Any, task: Task[Any, Any], batches: Sequence[Any], pad_id: i
 
     Args:
         model: the model, whose gradients are reset.
-        task: its task, whose validation loss is differentiated.
         batches: batches of one example each, on the device of the model.
-        pad_id: padding id.
 
     Returns:
-        `gradients`: norm of the gradient of the mean loss for the parameters of each layer, by the
-        name of the layer. `scores`: for each attention, `spread`, the mean over queries of the
-        standard deviation over keys, and `largest`, the largest absolute value. Scores of
-        Transformers omit relative positions. Causal attention includes later keys.
+        `gradients`: norm of the gradient of the mean validation loss for the parameters of each
+        layer, by the name of the layer. `scores`: for each attention, `spread`, the mean over
+        queries of the standard deviation over keys, and `largest`, the largest absolute value.
+        Scores of Transformers omit relative positions. Causal attention includes later keys.
     """
     was_training = model.training
     model.eval()

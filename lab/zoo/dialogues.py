@@ -62,10 +62,7 @@ HELD_OUT_MESSAGES = (
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """Text format of a dialogue.
-
-    The model reads the text up to and including `reply` and generates the answer.
-    """
+    """Text format: the model reads up to and including `reply` and generates the answer."""
 
     user: str = "User: {}\n"
     bot: str = "Bot: {}\n"
@@ -121,14 +118,9 @@ class Dialogue:
 
 
 def draw_dialogue(rng: Random, words: Sequence[str], has_ghost_attention: bool) -> Dialogue:
-    """Generate a random dialogue.
-
-    Args:
-        rng: source of randomness. The same state gives the same messages with and without Ghost
-            Attention.
-        words: words of values and messages.
-        has_ghost_attention: allow an instruction in dialogues of several turns. Dialogues of one
-            turn may always have one.
+    """Generate a random dialogue. The same state of `rng` gives the same messages with and without
+    Ghost Attention, which allows an instruction in dialogues of several turns. Dialogues of one
+    turn may always have one.
     """
     first, last, _ = rng.choices(TURNS, [share for *_, share in TURNS])[0]
     instruction = None if rng.random() < PLAIN_SHARE else draw_instruction(rng, rng.choice(KINDS), words)
@@ -172,9 +164,8 @@ CONDITIONS: Mapping[str, Condition] = {
 def draw_parts(
     rng: Random, kind: Kind, num_turns: int, condition: Condition
 ) -> tuple[Instruction, list[SmalltalkPair]]:
-    """Generate an instruction and the messages of a dialogue; the last asks for the value.
-
-    With an ending or a greeting, the last message is any.
+    """Generate an instruction and the messages of a dialogue; the last asks for the value, or is
+    any for an ending or a greeting.
     """
     words = words_of(condition.words)
     instruction = draw_instruction(rng, kind, words, condition.phrasings)

@@ -16,9 +16,8 @@ from sightline.model.parts import load_parts
 
 
 def export(arguments: argparse.Namespace) -> Verification:
-    """Export the finished first run of each system, and return the verification of the last one.
-
-    A bundle that fails verification does not prevent the export of the others.
+    """Export the finished first run of each system, and return the verification of the last one. A
+    bundle that fails verification does not prevent the export of the others.
     """
     names = [name for name in arguments.systems if (arguments.runs / f"{name}-1" / "scores.json").exists()]
     if not names:

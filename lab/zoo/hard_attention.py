@@ -1,8 +1,7 @@
 """Losses for hard attention, which selects one source position per step.
 
-There are two losses: REINFORCE, and the exact marginal likelihood.
-
-Shapes are those of `sightline.model.architectures.recurrent`.
+There are two: REINFORCE, and the exact marginal likelihood. Shapes are those of
+`sightline.model.architectures.recurrent`.
 """
 
 from collections.abc import Sequence
@@ -26,16 +25,14 @@ BASELINE_MOMENTUM = 0.9
 
 
 def reinforce_loss(model: RecurrentModel, batch: Batch, smoothing: float) -> Tensor:
-    """Compute the REINFORCE loss (Xu et al. 2015, equations 11 to 13).
+    """Compute the REINFORCE loss (Xu et al. 2015, equations 11 to 13): the sum of cross-entropies,
+    policy-gradient terms and entropy terms over the batch, in nats.
 
     Each step samples one source position. The decoder is trained with the cross-entropy given the
     sampled positions. The attention weights are trained with an entropy bonus and the difference
     between the cost of the sentence and a moving average of costs (`model.baseline`). With
     probability 0.5, a batch uses the expected context instead. The constants are those of the
     authors' code.
-
-    Returns:
-        The sum of cross-entropies, policy-gradient terms and entropy terms over the batch, in nats.
     """
     config, baseline = model.config, model.baseline
     memory, _ = model.encode(batch.source, batch.source_lengths)
@@ -81,15 +78,11 @@ class _PositionSampler:
 
 
 def marginal_loss(model: RecurrentModel, batch: Batch, smoothing: float) -> Tensor:
-    """Compute the exact marginal negative log-likelihood (Deng et al. 2018, equation 1).
-
-    It is -sum_t log sum_s a_ts p(y_t | y_<t, s).
+    """Compute the exact marginal negative log-likelihood of a batch, in nats (Deng et al. 2018,
+    equation 1): -sum_t log sum_s a_ts p(y_t | y_<t, s).
 
     The loss is exact because no later state depends on the selected position. With label smoothing,
     which the paper does not use, p is exp(-c) with the smoothed cross-entropy c.
-
-    Returns:
-        The sum over the batch, in nats.
     """
     memory, _ = model.encode(batch.source, batch.source_lengths)
     state = model.initial_state(memory)

@@ -218,9 +218,8 @@ class Instruction:
         return question.answer.format(self.value) if message in question.messages else answer
 
     def is_kept(self, message: str, answer: str) -> bool:
-        """Check that an answer to `message`, which asks for the value if necessary, has it.
-
-        An ending and a greeting must be at their place.
+        """Check that an answer to `message`, which asks for the value if necessary, has it, or that
+        an ending or a greeting is at its place.
         """
         words, value = re.findall(r"\w+", answer), self.value.split()
         match self.kind:

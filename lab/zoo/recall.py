@@ -71,20 +71,16 @@ def recall(
     *,
     after_plain_answers: bool = False,
 ) -> dict[str, Any]:
-    """Count the dialogues whose last answer follows the instruction.
+    """Count the dialogues whose last answer follows the instruction, with 95 % confidence
+    intervals, by condition, length and kind of instruction.
 
     Args:
-        answer: the model.
         turns: lengths of dialogues, in turns.
         num_dialogues: number of dialogues of each condition, kind and length.
-        seed: seed of the dialogues.
         conditions: parts from which the dialogues are drawn, by name.
         after_plain_answers: use scripted answers that ignore the instruction for all turns but the
             last. Otherwise the model sees its own earlier answers, which also show it the
             instruction.
-
-    Returns:
-        Counts with 95 % confidence intervals, by condition, length and kind of instruction.
     """
     counts: dict[str, Any] = {}
     for name, condition in conditions.items():
@@ -120,11 +116,8 @@ def _counted(kept: Sequence[bool]) -> dict[str, Any]:
 
 
 def greedy_answers(model: CausalModel, tokenizer: Tokenizer) -> Answer:
-    """Return a function that answers prompts by greedy decoding without a cache.
-
-    Args:
-        model: in evaluation mode.
-        tokenizer: tokenizer of the checkpoint.
+    """Return a function that answers prompts by greedy decoding without a cache, with a model in
+    evaluation mode.
     """
     assert not model.training
     prompts_tokenizer, end_id = prompt_tokenizer(tokenizer), model.config.eos_id
@@ -137,11 +130,7 @@ def greedy_answers(model: CausalModel, tokenizer: Tokenizer) -> Answer:
 
 
 def recall_report(checkpoint: Path, turns: Sequence[int], num_dialogues: int, seed: int) -> dict[str, Any]:
-    """Return the counts of a checkpoint.
-
-    Raises:
-        UsageError: it is not a chat model.
-    """
+    """Return the counts of a checkpoint. Raises `UsageError` if it is not a chat model."""
     model, tokenizer = load_model(checkpoint)
     if not isinstance(model, CausalModel):
         raise UsageError(f"{checkpoint} must be a chat model, but its architecture is {architecture_of(model.config)}")

@@ -82,10 +82,7 @@ def _sentiment(vocab_size: int) -> ArchitectureConfig:
 
 
 def _transformer_tiny(vocab_size: int) -> ArchitectureConfig:
-    """Return the model of Wu et al. 2021 ("Good for Misconceived Reasons").
-
-    It is for corpora of some ten thousand sentences.
-    """
+    """Model of Wu et al. 2021 ("Good for Misconceived Reasons") for some ten thousand sentences."""
     return TransformerConfig(
         vocab_size, d_model=128, num_heads=4, d_ff=256, encoder_layers=4, decoder_layers=4, dropout=0.3
     )
@@ -142,10 +139,8 @@ SHORT: Mapping[str, System] = {
 
 
 def _small(system: System, corpus: Corpus = SMALL, **changes: Any) -> System:
-    """Return a system in the small setting, with some fields of its model changed.
-
-    A Transformer has two layers in encoder and decoder. The states of a recurrent system are
-    smaller.
+    """Return a system in the small setting, with some fields of its model changed. A Transformer
+    has two layers in encoder and decoder. The states of a recurrent system are smaller.
     """
 
     def make_config(vocab_size: int) -> ArchitectureConfig:

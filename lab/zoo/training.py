@@ -53,11 +53,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def chosen_runs(arguments: argparse.Namespace) -> list[tuple[int, str]]:
-    """Return seeds and names of the runs that options select.
-
-    Raises:
-        UsageError: the number of seeds is less than 1.
-    """
+    """Return seeds and names of the runs that options select."""
     if arguments.seeds is not None and arguments.seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {arguments.seeds}")
     runs = planned_runs(arguments.systems, arguments.groups, arguments.seeds)
@@ -67,9 +63,8 @@ def chosen_runs(arguments: argparse.Namespace) -> list[tuple[int, str]]:
 def planned_runs(
     systems: Sequence[str] | None, groups: Sequence[str] | None, seeds: int | None
 ) -> list[tuple[int, str]]:
-    """Return seeds and names of the runs, in the order of the groups and of the seeds.
-
-    Without systems and groups, they are those of the group "zoo".
+    """Return seeds and names of the runs, in the order of the groups and of the seeds. Without
+    systems and groups, they are those of the group "zoo".
     """
     order = groups or (GROUPS[:1] if systems is None else GROUPS)
     names = [name for group in order for name, plan in PLAN.items() if plan.group == group]
@@ -80,15 +75,8 @@ def planned_runs(
 
 
 def changed_system(name: str, path: Path | None = None, fields: Mapping[str, str] | None = None) -> System:
-    """Return a system with the epochs of its plan.
-
-    Args:
-        name: name of the system.
-        path: configuration file of `sightline train` with settings to change, if there is one.
-        fields: fields of the model to change, and their values as texts.
-
-    Raises:
-        UsageError: the file or a field is not valid.
+    """Return a system with the epochs of its plan, changed by a configuration file of `sightline
+    train` and by texts for fields of the model.
     """
     system = SYSTEMS[name]
     changes = {} if path is None else read_options(path, system.task)
@@ -106,10 +94,8 @@ def changed_system(name: str, path: Path | None = None, fields: Mapping[str, str
 
 
 def with_fields(config: ArchitectureConfig, changes: Mapping[str, str]) -> ArchitectureConfig:
-    """Return a configuration with some fields replaced by values given as text.
-
-    Raises:
-        ValueError: a field is unknown, or its value is not allowed.
+    """Return a configuration with some fields replaced by values given as text. Raises `ValueError`
+    if a field is unknown, or its value is not allowed.
     """
     # The tokenizer determines vocab_size and the special ids, and the data determines the labels.
     fields = {
@@ -138,12 +124,9 @@ def make_config(system: System, seed: int, precision: Precision = "float32") -> 
 
 
 def run_processes(runs: Sequence[tuple[int, str]], arguments: argparse.Namespace) -> None:
-    """Train runs in several processes at a time, each with one thread.
-
-    The output of a process is added to RUNS/NAME-SEED.out.
-
-    Raises:
-        ValueError: runs failed; the message names them. The others are trained.
+    """Train runs in several processes at a time, each with one thread. The output of a process is
+    added to RUNS/NAME-SEED.out. Raises `ValueError` that names failed runs, after the others are
+    trained.
     """
     arguments.runs.mkdir(parents=True, exist_ok=True)
     children = set[subprocess.Popen[bytes]]()

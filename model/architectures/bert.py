@@ -117,12 +117,8 @@ class BertLayer(nn.Module):
         return result
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return the hidden states after the layer.
-
-        Args:
-            x: (B, S, M).
-            mask: broadcastable to (B, H, S, S): True where a query may attend to a key, or numbers
-                that are added to the scores.
+        """Run the layer on x (B, S, M). The mask, broadcastable to (B, H, S, S), is True where a
+        query may attend to a key, or has numbers that are added to the scores.
         """
         names, apply = self._names, self._apply_module
         q, k, v = (
@@ -166,11 +162,7 @@ class BertEncoder(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def hidden_states(self, source: Tensor, source_lengths: Tensor) -> Tensor:
-        """Compute the last hidden states (B, S, M) of padded token ids (B, S).
-
-        Raises:
-            ValueError: S exceeds `max_positions`.
-        """
+        """Return the last hidden states (B, S, M) of ids (B, S), S at most `max_positions`."""
         size = source.size(1)
         if size > self.config.max_positions:
             raise ValueError(f"input has {size} tokens, but max_positions is {self.config.max_positions}")
@@ -189,10 +181,9 @@ class BertEncoder(nn.Module):
         return hidden
 
     def _relative_bias(self, size: int, device: torch.device) -> Tensor:
-        """Return the bias (1, H, S, S) of the scores of MPNet.
-
-        The distance of a key from a query chooses one of 32 rows of the table: 16 for each
-        direction, of which 8 are for single distances, and 8 for ranges that grow up to 128.
+        """Return the bias (1, H, S, S) of the scores of MPNet. The distance of a key from a query
+        chooses one of 32 rows of the table: 16 for each direction, 8 of them for single distances
+        and 8 for ranges up to 128.
         """
         places = torch.arange(size, device=device)
         distance = places[:, None] - places[None, :]  # of the query from the key
@@ -256,9 +247,8 @@ class BertClassifier(nn.Module):
         return at_least_float32(self.get_submodule(self.output_name)(self.dropout(inner)))
 
     def forward(self, source: Tensor, source_lengths: Tensor) -> Tensor:
-        """Return the log-probabilities (B, C) of the labels of padded sources (B, S).
-
-        If a text has any number of labels, return logits, whose sigmoids are the probabilities.
+        """Return the log-probabilities (B, C) of the labels of padded sources (B, S); if a text has
+        any number of labels, the logits, whose sigmoids are the probabilities.
         """
         logits = self.logits(source, source_lengths)
         return logits if self.config.multi_label else logits.log_softmax(dim=-1)

@@ -29,20 +29,11 @@ class CausalModel(TransformerBase):
         self.init_weights()
 
     def hidden_states(self, ids: Tensor, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Compute the final hidden states of token ids (B, T).
+        """Compute the final hidden states of token ids (B, T), T at most `max_positions`.
 
-        Padding on the right needs no mask, because no token attends to a later position.
-
-        Args:
-            ids: token ids (B, T), T at most `max_positions`.
-            need_weights: also return the attention weights.
-
-        Returns:
-            Normalized hidden states (B, T, M), the input of `logits`, and the attention weights
-            (L, B, H, T, T) or None.
-
-        Raises:
-            ValueError: T exceeds `max_positions`.
+        Padding on the right needs no mask, because no token attends to a later position. Returns
+        normalized hidden states (B, T, M), the input of `logits`, and the attention weights
+        (L, B, H, T, T), None unless requested.
         """
         mask = causal_mask(ids.size(1), ids.device)
         x = self.embed(ids)

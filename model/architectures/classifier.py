@@ -21,18 +21,15 @@ class Classifier(EncoderOnlyModel):
         self.init_weights()
 
     def classify(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """Return the scores of the labels (B, C), given hidden states (B, S, M).
-
-        A score is the log-probability of a label. With `multi_label` it is a logit: its sigmoid is
-        the probability that the text has the label.
+        """Return the scores of the labels (B, C), given hidden states (B, S, M): log-probabilities,
+        or with `multi_label` logits, whose sigmoids are the probabilities of each label.
         """
         logits = at_least_float32(self.output(self.dropout(mean_pool(hidden, mask))))
         return logits if self.config.multi_label else logits.log_softmax(dim=-1)
 
     def forward(self, source: Tensor, source_lengths: Tensor) -> Tensor:
-        """Return the scores (B, C) of the labels of padded sources (B, S), see `classify`.
-
-        In training mode, words are dropped as `source_mask` describes.
+        """Return the scores (B, C) of padded sources (B, S), see `classify`. In training mode,
+        words are dropped as `source_mask` describes.
         """
         mask = self.source_mask(source, source_lengths)
         return self.classify(self._encode(source, mask)[0], mask)

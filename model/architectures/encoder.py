@@ -15,13 +15,7 @@ from sightline.model.precision import at_least_float32
 
 
 def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Average hidden states (B, S, M) over the tokens where `mask` (B, S) is True.
-
-    Each row of the mask must have at least one True.
-
-    Returns:
-        (B, M).
-    """
+    """Average states (B, S, M) to (B, M) where `mask` (B, S) is True, at least once in each row."""
     kept = mask.unsqueeze(2).to(hidden.dtype)  # (B, S, 1)
     # `masked_fill` and not a product: padding may hold NaN, and 0 * NaN is NaN.
     pooled: Tensor = hidden.masked_fill(~mask.unsqueeze(2), 0.0).sum(dim=1) / kept.sum(dim=1)
@@ -39,15 +33,9 @@ class EncoderOnlyModel(TransformerBase):
     def encode(
         self, source: Tensor, source_lengths: Tensor, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Encode padded sources.
+        """Encode padded token ids (B, S), ignoring those at and beyond `source_lengths` (B,).
 
-        Args:
-            source: token ids (B, S); positions at and beyond a source's length are ignored.
-            source_lengths: (B,).
-            need_weights: also return the attention weights.
-
-        Returns:
-            Hidden states (B, S, M), and the attention weights (L, B, H, S, S) or None.
+        Returns hidden states (B, S, M), and the attention weights (L, B, H, S, S) or None.
         """
         return self._encode(source, length_mask(source_lengths, source.size(1)).squeeze(1), need_weights)
 
@@ -83,9 +71,8 @@ class TextEncoder(EncoderOnlyModel):
         self.init_weights()
 
     def forward(self, source: Tensor, source_lengths: Tensor) -> Tensor:
-        """Return the vectors (B, M) of padded texts (B, S), each of length 1, in float32.
-
-        In training mode, words are dropped as `source_mask` describes.
+        """Return the vectors (B, M) of padded texts (B, S), each of length 1, in float32. In
+        training mode, words are dropped as `source_mask` describes.
         """
         mask = self.source_mask(source, source_lengths)
         pooled = at_least_float32(mean_pool(self._encode(source, mask)[0], mask))

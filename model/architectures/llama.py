@@ -208,16 +208,11 @@ class Llama(nn.Module):
         return (self.model.embed_tokens if self.is_tied else self.lm_head).weight
 
     def hidden_states(self, ids: Tensor) -> tuple[Tensor, None]:
-        """Compute the final hidden states of token ids (B, T).
+        """Compute the final hidden states of token ids (B, T), T at most `max_positions`.
 
-        Padding on the right needs no mask, because no token attends to a later position.
-
-        Returns:
-            Normalized hidden states (B, T, M), the input of `logits`; and None in place of the
-            attention weights of `CausalModel`.
-
-        Raises:
-            ValueError: T exceeds `max_positions`.
+        Padding on the right needs no mask, because no token attends to a later position. Returns
+        normalized hidden states (B, T, M), the input of `logits`; and None in place of the
+        attention weights of `CausalModel`.
         """
         if ids.size(1) > self.config.max_positions:
             raise ValueError(f"input has {ids.size(1)} tokens, but max_positions is {self.config.max_positions}")

@@ -89,11 +89,7 @@ class RecurrentModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=self.config.embedding_size**-0.5)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Embed token ids (B, T) as (B, T, E).
-
-        Raises:
-            ValueError: T exceeds `max_positions`.
-        """
+        """Embed token ids (B, T) as (B, T, E); T is at most `max_positions`."""
         if ids.size(1) > self.config.max_positions:
             raise ValueError(f"input has {ids.size(1)} tokens, but max_positions is {self.config.max_positions}")
         # Scaled to the size of the states, so that both contribute to the gates at the start of
@@ -102,23 +98,15 @@ class RecurrentModel(nn.Module):
         return embedded
 
     def embed_steps(self, ids: Tensor) -> tuple[Tensor, ...]:
-        """Return the embeddings of token ids (B, T) as a tuple of T tensors (B, E).
-
-        `unbind` avoids a dense gradient (B, T, E) at each step.
+        """Return the embeddings of token ids (B, T) as a tuple of T tensors (B, E). `unbind` avoids
+        a dense gradient (B, T, E) at each step.
         """
         steps: tuple[Tensor, ...] = self.embed(ids).unbind(dim=1)
         return steps
 
     def encode(self, source: Tensor, source_lengths: Tensor, need_weights: bool = False) -> tuple[Memory, None]:
-        """Encode padded sources.
-
-        Args:
-            source: token ids (B, S); positions at and beyond a source's length are ignored.
-            source_lengths: (B,).
-            need_weights: ignored, because a recurrent encoder has no attention weights.
-
-        Returns:
-            The encoder's outputs, and None in place of attention weights.
+        """Encode padded token ids (B, S), ignoring those at and beyond `source_lengths` (B,). There
+        are no attention weights in a recurrent encoder, so None replaces them.
         """
         packed = pack_padded_sequence(self.embed(source), source_lengths.cpu(), batch_first=True, enforce_sorted=False)
         outputs, last = self.encoder(packed)
@@ -151,15 +139,9 @@ class RecurrentModel(nn.Module):
         Args:
             embedded: (B, E), the embedding of the previous target token.
             position: number of tokens that the decoder has read before.
-            state: the state after the previous step.
-            memory: outputs of the encoder.
             source_lengths: (B,).
-            select: maps attention weights (B, S) to the weights that are used. By default the
-                weights are used as they are with soft attention, and replaced by a one-hot vector
-                at their maximum with hard attention.
-
-        Returns:
-            The features, attention weights and state after the step.
+            select: maps attention weights (B, S) to those that are used. By default, soft attention
+                uses them as they are, and hard attention a one-hot vector at their maximum.
         """
         select = select or self._select
         if self.config.query == "previous":
@@ -181,9 +163,8 @@ class RecurrentModel(nn.Module):
         return scaled
 
     def update_state(self, embedded: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor]:
-        """Return the next hidden and cell state (B, H), for `query` "current".
-
-        Such a decoder needs no context vector to update its state.
+        """Return the next hidden and cell state (B, H), for `query` "current", which needs no
+        context vector to update its state.
         """
         inputs = torch.cat((embedded, state.feed), dim=1) if self.config.input_feeding else embedded
         return self._run_cell(inputs, state)
@@ -224,18 +205,10 @@ class RecurrentModel(nn.Module):
     def decode(
         self, target: Tensor, memory: Memory, source_lengths: Tensor, need_weights: bool = False
     ) -> tuple[Tensor, None, Tensor | None]:
-        """Run the decoder over target prefixes.
+        """Run the decoder over target prefixes (B, T), beginning with the start token.
 
-        Args:
-            target: token ids (B, T), beginning with the start token.
-            memory: outputs of the encoder.
-            source_lengths: (B,).
-            need_weights: also return the attention weights.
-
-        Returns:
-            Features (B, T, E), None in place of self-attention weights, and the cross-attention
-            weights (1, B, 1, T, S). The weights are None unless requested, and for a model without
-            attention.
+        Returns features (B, T, E), None in place of self-attention weights, and the cross-attention
+        weights (1, B, 1, T, S), None unless requested, and for a model without attention.
         """
         features, weights = self.stack_steps(list(self.steps(target, memory, source_lengths)))
         return features, None, weights if need_weights else None
@@ -249,9 +222,8 @@ class RecurrentModel(nn.Module):
             yield step
 
     def stack_steps(self, steps: Sequence[RecurrentStep]) -> tuple[Tensor, Tensor | None]:
-        """Stack the features of all steps (B, T, E) and their weights (1, B, 1, T, S).
-
-        The weights have one layer and one head; they are None for a model without attention.
+        """Stack the features of all steps (B, T, E) and their weights (1, B, 1, T, S), which have
+        one layer and one head and are None for a model without attention.
         """
         features = torch.stack([step.features for step in steps], dim=1)
         if self.score is None:
@@ -280,20 +252,13 @@ class Readout(nn.Module):
             self.inner = nn.Linear(size, config.embedding_size, bias=False)
 
     def forward(self, hidden: Tensor, context: Tensor, embedded: Tensor) -> Tensor:
-        """Combine decoder state, context vector and embedded token.
+        """Combine decoder state (B, H), context vector (B, A) and embedded token (B, E) as (B, E),
+        not yet multiplied by `gain`.
 
         With `query` "previous", this is the maxout layer t_i, the maximum of pairs of U_o s_i + V_o
         E y_(i-1) + C_o c_i (Bahdanau et al. 2015, section A.2.2; the paper prints s_(i-1), but this
         layer uses s_i, the state that has read y_(i-1)). With `query` "current", it is tanh(W_c
         [c_t; h_t]) (Luong et al. 2015, equation 5).
-
-        Args:
-            hidden: (B, H).
-            context: (B, A).
-            embedded: (B, E).
-
-        Returns:
-            (B, E), not yet multiplied by `gain`.
         """
         if not self.has_maxout:
             attentional: Tensor = self.inner(torch.cat((context, hidden), dim=1)).tanh()

@@ -1,9 +1,8 @@
 """Encoder-decoder Transformer of Vaswani et al. 2017 with a shared embedding.
 
-The default is post-norm, as in the paper. The configuration selects pre-norm and other kinds of
-encoder self-attention.
-
-Shapes use B batch, S source, T target, M width of the model, H heads, L layers, V vocabulary.
+The default is post-norm, as in the paper; the configuration selects pre-norm and other kinds of
+encoder self-attention. Shapes use B batch, S source, T target, M width of the model, H heads, L
+layers, V vocabulary.
 """
 
 import torch
@@ -49,19 +48,10 @@ class Transformer(TransformerBase):
     def encode(
         self, source: Tensor, source_lengths: Tensor, need_weights: bool = False
     ) -> tuple[Tensor, dict[str, Tensor] | None]:
-        """Encode padded sources.
+        """Encode padded token ids (B, S), ignoring those at and beyond `source_lengths` (B,).
 
-        Args:
-            source: token ids (B, S); positions at and beyond a source's length are ignored.
-            source_lengths: (B,).
-            need_weights: also return the attention weights.
-
-        Returns:
-            Hidden states (B, S, M), and the attention weights by kind (see `attention_maps`) or
-            None.
-
-        Raises:
-            ValueError: S exceeds `max_positions`.
+        S is at most `max_positions`. Returns hidden states (B, S, M), and the attention weights by
+        kind (see `attention_maps`) or None.
         """
         mask = length_mask(source_lengths, source.size(1)).unsqueeze(1)  # (B, 1, 1, S)
         if self.config.causal_encoder:
@@ -82,22 +72,12 @@ class Transformer(TransformerBase):
     def decode(
         self, target: Tensor, memory: Tensor, source_lengths: Tensor, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Run the decoder over target prefixes.
+        """Run the decoder over target prefixes (B, T), beginning with the start token, and the
+        encoder's output (B, S, M). T is at most `max_positions`.
 
-        Padding on the right needs no mask, because no token attends to a later position.
-
-        Args:
-            target: token ids (B, T), beginning with the start token.
-            memory: the encoder's output (B, S, M).
-            source_lengths: (B,).
-            need_weights: also return the attention weights.
-
-        Returns:
-            Hidden states (B, T, M), the decoder self-attention weights (L, B, H, T, T) and the
-            cross-attention weights (L, B, H, T, S); the weights are None unless requested.
-
-        Raises:
-            ValueError: T exceeds `max_positions`.
+        Padding on the right needs no mask, because no token attends to a later position. Returns
+        hidden states (B, T, M), the decoder self-attention weights (L, B, H, T, T) and the
+        cross-attention weights (L, B, H, T, S); the weights are None unless requested.
         """
         self_mask = causal_mask(target.size(1), target.device)
         memory_mask = length_mask(source_lengths, memory.size(1)).unsqueeze(1)  # (B, 1, 1, S)
@@ -124,11 +104,10 @@ class Transformer(TransformerBase):
     def attention_maps(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return the attention weights of one forward pass in the current mode.
 
-        Returns:
-            "encoder" (L, B, H, S, S), "decoder" (L, B, H, T, T) and "cross" (L, B, H, T, S). A
-            Linformer also has "encoder_slots" (L, B, H, S, k), the weights of the k projected keys;
-            its "encoder" weights are those weights mapped to source tokens (see
-            `sightline.model.layers.linformer.token_weights`).
+        They are "encoder" (L, B, H, S, S), "decoder" (L, B, H, T, T) and "cross" (L, B, H, T, S). A
+        Linformer also has "encoder_slots" (L, B, H, S, k), the weights of the k projected keys; its
+        "encoder" weights are those mapped to source tokens
+        (`sightline.model.layers.linformer.token_weights`).
         """
         memory, encoder_maps = self.encode(source, source_lengths, need_weights=True)
         _, decoder_maps, cross_maps = self.decode(target, memory, source_lengths, need_weights=True)

@@ -23,10 +23,8 @@ class TensorBatch:
 
 @dataclass(frozen=True)
 class Batch(TensorBatch):
-    """Padded token ids of translation pairs.
-
-    `source` is (B, S). `target_input` (B, T) is the target shifted right by the start token;
-    `target_output` (B, T) is the target.
+    """Padded token ids of pairs: `source` (B, S), `target_output` (B, T), and `target_input`
+    (B, T), the target shifted right by the start token.
     """
 
     source: Tensor
@@ -37,9 +35,8 @@ class Batch(TensorBatch):
 
 @dataclass(frozen=True)
 class LabelledBatch(TensorBatch):
-    """Padded token ids of sources (B, S), their lengths (B,) and labels.
-
-    Labels are indices (B,), or 0 and 1 for each label (B, C) if a text has any number of labels.
+    """Padded token ids of sources (B, S), their lengths (B,), and labels: indices (B,), or 0 and 1
+    for each label (B, C) if a text has any number of labels.
     """
 
     source: Tensor
@@ -79,19 +76,14 @@ def make_labelled_batch(examples: Sequence[Example], config: ArchitectureConfig)
 
 
 def bucket(sizes: NDArray[np.int32], batch_tokens: int, seed: int) -> list[NDArray[np.int64]]:
-    """Group examples of similar length into batches.
-
-    The seed determines the order of the batches and of examples with equal lengths.
+    """Group examples of similar length into batches, as arrays of indices. The seed determines the
+    order of the batches and of examples with equal lengths.
 
     Args:
         sizes: (N, K), the number of tokens of each side of each example. Examples are sorted by the
             first side, then by the next.
         batch_tokens: largest number of padded tokens of the longest side of a batch. A longer
             example is a batch of its own.
-        seed: seed of the random order.
-
-    Returns:
-        The batches, each an array of indices of examples.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(sizes))

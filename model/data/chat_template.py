@@ -23,17 +23,9 @@ _NOW = datetime(2024, 7, 26)
 
 
 class CompiledTemplate:
-    """A compiled chat template."""
-
     def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile a template.
-
-        Args:
-            text: the Jinja template.
-            special_tokens: variables of the template, such as `bos_token`.
-
-        Raises:
-            UsageError: Jinja is not installed, or the template is not valid.
+        """Compile a Jinja template with its variables, such as `bos_token`. Raises `UsageError` if
+        Jinja is not installed, or the template is not valid.
         """
         try:
             self._template = JinjaTemplate(text, special_tokens, _NOW.strftime)
@@ -41,10 +33,8 @@ class CompiledTemplate:
             raise UsageError(f"the chat template of the checkpoint cannot be used: {error}") from None
 
     def render(self, messages: Sequence[DialogueMessage], *, reply: bool = False) -> str:
-        """Return a dialogue as text; with `reply`, followed by the beginning of a reply.
-
-        Raises:
-            UsageError: the template rejects the dialogue, or exceeds a limit.
+        """Return a dialogue as text; with `reply`, followed by the beginning of a reply. Raises
+        `UsageError` if the template rejects the dialogue, or exceeds a limit.
         """
         listed = [{"role": message.role, "content": message.content} for message in messages]
         try:
@@ -58,11 +48,7 @@ class CompiledTemplate:
 
 
 def read_chat_template(config: PretrainedConfig) -> CompiledTemplate | None:
-    """Compile the chat template of a checkpoint; return None if it has none.
-
-    Raises:
-        UsageError: Jinja is not installed, or the template is not valid.
-    """
+    """Compile the chat template of a checkpoint; return None if it has none."""
     settings = _object(config.files.get(TOKENIZER_CONFIG))
     special_tokens = _object(config.files.get(SPECIAL_TOKENS_MAP))
     template = find_template(config.files.get(CHAT_TEMPLATE), settings, special_tokens)
@@ -88,10 +74,8 @@ class DialogueEncoder:
         self._special = {id_: token.content for id_, token in added.items() if token.special}
 
     def encode(self, messages: Sequence[DialogueMessage]) -> Example:
-        """Return the token ids of a dialogue, and 1 for each token of a reply, otherwise 0.
-
-        Raises:
-            UsageError: the template does not allow it, or a message contains a special token.
+        """Return the token ids of a dialogue, and 1 for each token of a reply, otherwise 0. Raises
+        `UsageError` if the template does not allow it, or a message contains a special token.
         """
         text = self._template.render(messages)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -109,11 +93,7 @@ class DialogueEncoder:
         return encoding.ids, mask
 
     def prompt(self, messages: Sequence[DialogueMessage]) -> list[int]:
-        """Return the token ids of a dialogue that ends with the beginning of a reply.
-
-        Raises:
-            UsageError: the template rejects the dialogue, or a message contains a special token.
-        """
+        """Return the token ids of a dialogue that ends with the beginning of a reply."""
         self._check_messages(messages)
         text = self._template.render(messages, reply=True)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -149,11 +129,7 @@ class DialogueEncoder:
 
 
 def end_token(config: PretrainedConfig, tokenizer: Tokenizer) -> int:
-    """Return the id of the token that ends a reply in the chat template of a checkpoint.
-
-    Raises:
-        UsageError: there is none, or the template cannot be used.
-    """
+    """Return the id of the token that ends a reply in the chat template of a checkpoint."""
     template = read_chat_template(config)
     assert template is not None, "the caller checks it"
     ids, mask = DialogueEncoder(template, tokenizer).encode(
@@ -168,9 +144,6 @@ def encode_records(
     """Encode records of a language model that others trained first, one example for each.
 
     A text ends with the end token, and all its tokens but the first are part of the loss.
-
-    Raises:
-        UsageError: a dialogue cannot be encoded, or there is no chat template for it.
     """
     template = read_chat_template(config)
     dialogues = None if template is None else DialogueEncoder(template, tokenizer)

@@ -21,6 +21,7 @@ from sightline.model.data.records import LabelledRecord, Record, TaskName, texts
 
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
 DEV_SHARE, MAX_DEV_RECORDS = 0.05, 1_000  # of a train file that is divided
+MIN_DEV_PAIRS = 4  # of an encoder, whose loss compares the pairs of a batch
 MAX_LABELS = 10_000
 # BCP 47, without the rare forms; private tags begin with x-. The export writes the usual case.
 LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*|[Xx](-[A-Za-z0-9]{1,8})+")
@@ -28,9 +29,8 @@ LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*|[Xx](-[A-Za-z0-9]{
 
 @dataclass(frozen=True)
 class Division:
-    """Rule that divides the records of one file between train and dev, by a hash of their texts.
-
-    Equal texts are in the same part.
+    """Rule that divides the records of one file between train and dev, by a hash of their texts, so
+    that equal texts are in the same part.
     """
 
     is_dev: bool
@@ -59,12 +59,8 @@ class Split:
     def numbered(self, kinds: dict[str, str] | None = None) -> Iterator[tuple[int, Record | None]]:
         """Yield the line number of each record, and the record or None if it has no text.
 
-        Args:
-            kinds: kinds of values that may not be mixed, with the location of the first of each;
-                one mapping for several splits compares them.
-
-        Raises:
-            CorpusError: a file cannot be read, or a line is not a record.
+        `kinds` are the kinds of values that may not be mixed, with the location of the first of
+        each; one mapping for several splits compares them.
         """
         for number, record in read_records(self.files, self.task, multi_label=self.multi_label, kinds=kinds):
             if self.part is None:
@@ -117,19 +113,14 @@ def open_corpus(
     multi_label: bool = False,
     split_seed: int = 1,
 ) -> Corpus:
-    """Find the files of a corpus, and divide train if there is no dev.
+    """Find the files of a corpus, and divide train if there is no dev, for which it is read once.
+    Records are checked while they are read.
 
     Args:
-        data: folder or file.
-        task: task that the records are for.
         source: language of sources, which is the ending of their files if there are two files.
         target: language of targets, likewise.
         multi_label: a text has any number of labels.
         split_seed: seed of the division into train and dev.
-
-    Returns:
-        The corpus. Its records are checked while they are read; a corpus that is divided was read
-        once.
 
     Raises:
         CorpusError: a file is missing or cannot be read, or two files are candidates for a split.
@@ -179,12 +170,8 @@ def open_held_out(
     target: str | None = None,
     multi_label: bool = False,
 ) -> Split:
-    """Find the records of a file, or of the part test, or else dev, of a folder.
-
-    The arguments are those of `open_corpus`. A folder without test and dev is divided as there.
-
-    Raises:
-        CorpusError: a file is missing or cannot be read, or two files are candidates for a split.
+    """Find the records of a file, or of the part test, or else dev, of a folder, as `open_corpus`
+    does. A folder without test and dev is divided as there.
     """
     if data.is_file() and data.suffix in _formats(task):
         return Split("test", (data,), task, multi_label)
@@ -244,13 +231,8 @@ def _find_files(
 
 
 def _find_languages(folder: Path, source: str | None, target: str | None) -> tuple[str, str] | None:
-    """Return the languages of the files `train.XX` and `train.YY`, in alphabetical order.
-
-    Returns:
-        None if there are no such files.
-
-    Raises:
-        CorpusError: more than two languages are possible, or one has no partner.
+    """Return the languages of the files `train.XX` and `train.YY`, in alphabetical order, or None
+    if there are no such files.
     """
     endings = {path.name.removeprefix("train.") for path in folder.glob("train.*") if path.is_file()}
     formats = {suffix.removeprefix(".") for suffix in (*TABLES, TEXT)}
@@ -283,10 +265,7 @@ def hash_texts(texts: Iterable[str], seed: int = 0) -> int:
 
 
 def distinct(hashes: "array[int]") -> NDArray[np.uint64]:
-    """Return different values in ascending order.
-
-    `numpy.unique` takes several times the memory for this.
-    """
+    """Return different values in ascending order; `numpy.unique` takes several times the memory."""
     values = np.sort(np.frombuffer(hashes, np.uint64))
     is_first = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=is_first[1:])
@@ -303,11 +282,8 @@ def check_number_of_labels(number: int, split: Split) -> None:
 def _divide(split: Split, seed: int) -> tuple[Split, Split]:
     """Divide the records of train between train and dev.
 
-    About 5 % of the different records are in dev, at least 1 and at most 1,000. The first record of
-    each label stays in train.
-
-    Raises:
-        CorpusError: a line is not a record, or there are too few different records.
+    About 5 % of the different records are in dev, at least 1 and at most 1,000; for an encoder, at
+    least `MIN_DEV_PAIRS`, or half of fewer than 8. The first record of each label stays in train.
     """
     hashes, labels, train_only = array("Q"), set[str](), set[int]()
     for record in split:
@@ -325,6 +301,7 @@ def _divide(split: Split, seed: int) -> tuple[Split, Split]:
             f"{split} has too few different examples ({len(different)}) to keep one for dev; add examples, or add a "
             "file dev"
         )
-    count = min(max(round(DEV_SHARE * len(different)), 1), MAX_DEV_RECORDS, len(candidates))
+    fewest = max(1, min(MIN_DEV_PAIRS, len(different) // 2)) if split.task == "encoder" else 1
+    count = min(max(round(DEV_SHARE * len(different)), fewest), MAX_DEV_RECORDS, len(candidates))
     part = Division(False, seed, int(candidates[count - 1]), frozenset(train_only))
     return replace(split, part=part), replace(split, name="dev", part=replace(part, is_dev=True))

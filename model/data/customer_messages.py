@@ -182,12 +182,7 @@ _SHARE_UNCLEAR = 0.05
 
 
 def draw_messages(seed: int, sizes: Mapping[str, int]) -> dict[str, list[tuple[str, str]]]:
-    """Return texts and labels by the name of the part, without duplicates.
-
-    Args:
-        seed: seed of the random choices.
-        sizes: number of messages of each label, by part.
-    """
+    """Return texts and labels by part, without duplicates; `sizes` has the number of each label."""
     draw = random.Random(seed)  # noqa: S311 - not for security
     seen = set[str]()
     parts: dict[str, list[tuple[str, str]]] = {}

@@ -19,18 +19,10 @@ def encode(
     """Encode records as examples of the task that has such records.
 
     - Pairs: the token ids of both texts, each with the end token.
-    - Labelled texts: the token ids with the end token, and the indices of the labels in order.
-    - Texts and dialogues: see `encode_texts` and `encode_dialogues`. A long record gives several
-      examples.
-
-    Args:
-        tokenizer: trained by or adapted in `sightline.model.data.tokenizer_training`.
-        records: pairs, or labelled texts, or texts and dialogues.
-        labels: names of all labels, for labelled texts.
-        max_length_tokens: length of the windows of texts and dialogues; at least 2.
-
-    Raises:
-        ValueError: a record has a label that is not in `labels`.
+    - Labelled texts: the token ids with the end token, and the indices in `labels` in order. Raises
+      `ValueError` for another label.
+    - Texts and dialogues: see `encode_texts` and `encode_dialogues`. A record longer than
+      `max_length_tokens`, at least 2, gives several examples.
     """
     if all(isinstance(record, PairRecord) for record in records):
         pairs = [record for record in records if isinstance(record, PairRecord)]
@@ -77,13 +69,12 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_length_tokens: 
 def encode_dialogues(
     tokenizer: Tokenizer, dialogues: Sequence[Sequence[DialogueMessage]], max_length_tokens: int
 ) -> list[list[Tokens]]:
-    """Encode each dialogue in the chat format, see `sightline.model.data.chat_format`.
+    """Encode each dialogue in the chat format (`sightline.model.data.chat_format`), with the ids
+    that the service computes for a prompt with the same messages.
 
     The contents of replies and the tokens that end them are part of the loss. A dialogue that is
     too long is split between exchanges; each part begins with the system message. An exchange that
     is too long by itself stays whole, so that the caller can drop it.
-
-    The ids equal those that the service computes for a prompt with the same messages.
     """
     encoder = _Messages(tokenizer)
     return [list(encoder.windows(messages, max_length_tokens)) for messages in dialogues]

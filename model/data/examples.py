@@ -21,8 +21,6 @@ Example: TypeAlias = tuple[Sequence[int], Sequence[int]]
 
 
 class Examples(Protocol):
-    """Examples by index."""
-
     lengths: NDArray[np.int32]  # (N, 2), the lengths of both lists
 
     def __len__(self) -> int: ...
@@ -42,8 +40,6 @@ class TrainingData:
 
 
 class MemoryExamples:
-    """Examples in memory."""
-
     def __init__(self, examples: Sequence[Example]) -> None:
         self._examples = examples
         self.lengths = lengths_of(examples)
@@ -59,12 +55,7 @@ class DiskExamples:
     """Examples in the files of an `ExampleWriter`, which are mapped into memory."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Open the files.
-
-        Raises:
-            OSError: a file is missing or cannot be read.
-            ValueError: a file is damaged.
-        """
+        """Open the files. Raises `OSError` if one is missing, `ValueError` if it is damaged."""
         try:
             first, second, self._offsets = (
                 np.asarray(np.load(folder / f"{name}.{part}.npy", mmap_mode="r")) for part in (*_SIDES, "offsets")
@@ -93,12 +84,8 @@ class ExampleWriter:
     """Writes examples to files of a folder: both lists without gaps, and offsets of examples."""
 
     def __init__(self, folder: Path, name: str, largest: tuple[int, int]) -> None:
-        """Create the files.
-
-        Args:
-            folder: an existing folder.
-            name: start of the names of the files.
-            largest: largest values of both lists, which determine the sizes of integers.
+        """Create files in an existing folder. `name` begins their names, and the `largest` values
+        of both lists determine the sizes of integers.
         """
         self._lists = [
             _ArrayWriter(folder / f"{name}.{side}.npy", np.min_scalar_type(value))
@@ -119,11 +106,7 @@ class ExampleWriter:
             array.close()
 
     def add(self, examples: Sequence[Example]) -> None:
-        """Append examples.
-
-        Raises:
-            OverflowError: a value is negative or larger than its largest.
-        """
+        """Append examples. Raises `OverflowError` for a value that is negative or too large."""
         if not examples:
             return
         lengths = lengths_of(examples)

@@ -15,6 +15,7 @@ one line at a time is in memory.
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from io import BufferedReader
 from itertools import zip_longest
@@ -35,7 +36,7 @@ from sightline.model.data.records import (
 )
 
 PAIR_TASKS: tuple[TaskName, ...] = ("translation", "encoder")
-MAX_LINE_BYTES = 2**24
+MAX_LINE_BYTES = 2**22  # its encoding takes up to 180 times the memory
 MAX_LABEL_CHARACTERS = 200
 DEVELOPER = "developer"  # role that APIs also have for system messages
 SEPARATOR = "|"  # of several labels in a cell of a table
@@ -63,11 +64,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, with its line ending, without a byte order mark.
-
-    Raises:
-        CorpusError: the file cannot be read, or a line is too long, not UTF-8 or has a NUL byte.
-    """
+    """Yield number and text of each line, with its line ending, without a byte order mark."""
     number = 0
     with open_file(path) as file:
         while line := file.readline(MAX_LINE_BYTES + 1):
@@ -100,13 +97,9 @@ def read_records(
 
     Args:
         files: one file, or the two sides of pairs.
-        task: task that the records are for.
         multi_label: a text has any number of labels.
         kinds: kinds of values that may not be mixed, with the location of the first of each; pass
             one mapping for several files to compare them.
-
-    Raises:
-        CorpusError: a file cannot be read, or a line is not a record.
     """
     if len(files) == 2:
         return _read_pairs(*files)
@@ -187,6 +180,7 @@ class _Reader:
         return value
 
     def _read_csv(self) -> Iterator[tuple[int, list[str]]]:
+        csv.field_size_limit(MAX_LINE_BYTES)  # of all readers of this process; by default 131,072
         rows = csv.reader((line for _, line in read_lines(self._path)), strict=True)
         while True:
             number = rows.line_num + 1  # a row may have several lines
@@ -370,8 +364,8 @@ def _reject_constant(name: str) -> NoReturn:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name, count in counts.items() if count > 1)
         raise ValueError(f"the field {repeated[:40]!r} occurs twice")
     return fields
 

@@ -21,13 +21,7 @@ def read_texts(records: Iterable[Record]) -> Iterator[str]:
 
 
 def choose_halvings(texts: Iterable[str], seed: int, max_word_bytes: int) -> int:
-    """Return how often the number of texts must be halved for a bound of their different words.
-
-    Args:
-        texts: all texts.
-        seed: seed of the sample.
-        max_word_bytes: most bytes of the different words of the sample.
-    """
+    """Return how often to halve texts so that different words have at most `max_word_bytes`."""
     # For each word, the smallest hash of a text that has it: the word is in all samples whose
     # hashes reach that far.
     smallest, num_bytes, halvings = dict[str, int](), 0, 0
@@ -54,12 +48,9 @@ def sample(texts: Iterable[str], seed: int, halvings: int) -> Iterator[str]:
 
 
 def learnt_texts(read: Callable[[], Iterable[str]], num_bytes: int, seed: int) -> tuple[Iterable[str], int]:
-    """Return the texts to train a tokenizer on, and how often their number was halved.
-
-    Args:
-        read: returns all texts, each time it is called.
-        num_bytes: most bytes that they can have; few texts are not read for a sample.
-        seed: seed of the sample.
+    """Return the texts to train a tokenizer on, and how often their number was halved. `read`
+    returns all texts each time it is called. `num_bytes` is the most bytes that they can have; few
+    texts are not read for a sample.
     """
     halvings = choose_halvings(read(), seed, MAX_WORD_BYTES) if num_bytes > MAX_WORD_BYTES else 0
     return (sample(read(), seed, halvings) if halvings else read()), halvings

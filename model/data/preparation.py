@@ -143,11 +143,7 @@ def is_in(hashes: "array[int]", values: NDArray[np.uint64]) -> NDArray[np.bool_]
 
 
 def measure(counts: Mapping[int, int]) -> Lengths:
-    """Return statistics of lengths.
-
-    Args:
-        counts: for each length, the number of examples; at least one.
-    """
+    """Return statistics of lengths, given the number of examples of each, at least one."""
     lengths, numbers = np.array(list(counts.items())).T
     # The smallest lengths that these shares of examples do not exceed.
     median, percentile_95 = np.percentile(lengths, (50, 95), weights=numbers, method="inverted_cdf").tolist()
@@ -239,17 +235,12 @@ def prepare(
     may prepare a run.
 
     Args:
-        run: folder of the run.
-        corpus: files and splits.
-        facts: returned by `check_corpus`.
-        tokenizer: tokenizer of the model.
         encode: returns the examples of records in their order, one or more for each.
-        max_length_tokens: length of the longest example. Longer ones of train are dropped; in dev
-            and test, they are errors.
+        max_length_tokens: length of the longest example. Longer ones of train are dropped, unless
+            all are; in dev and test, they are errors.
 
     Raises:
         CorpusError: an example of dev or test is too long, all of train are, or a file changed.
-        OSError: the folder cannot be written.
     """
     settings = {
         "version": _VERSION,
@@ -291,10 +282,8 @@ def _read_dev(dev: Split, num_records: int) -> tuple[list[Record], list[Record]]
 
 
 def _read_result(folder: Path, settings: Mapping[str, Any], first: Sequence[Example]) -> dict[str, Any] | None:
-    """Return the stored result of `_encode_corpus`.
-
-    Returns:
-        None if there is none with these settings and these first examples of dev.
+    """Return the stored result of `_encode_corpus`, or None if there is none with these settings
+    and these first examples of dev.
     """
     try:
         stored = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
@@ -325,9 +314,8 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 def _encode_corpus(folder: Path, corpus: Corpus, facts: Facts, encoder: "_Encoder") -> dict[str, Any]:
-    """Write the examples of train and dev; return facts about the examples of all splits.
-
-    Dev and test come first, because train takes long and cannot have examples that are too long.
+    """Write the examples of train and dev; return facts about the examples of all splits. Dev and
+    test come first, because train takes long and cannot have examples that are too long.
     """
     encoded = {split.name: encoder.encode_split(folder, split, facts) for split in reversed(corpus.splits)}
     for path in folder.glob("test.*"):  # only train and dev are read
@@ -369,11 +357,6 @@ class _Encoder:
         self._sides = (0, 1) if task in PAIR_TASKS else (0,)  # lists of an example that are tokens
 
     def encode_split(self, folder: Path, split: Split, facts: Facts) -> _Encoded:
-        """Write the examples of a split.
-
-        Raises:
-            CorpusError: see `prepare`.
-        """
         last_id, last_label = self.vocab_size - 1, len(facts.labels) - 1
         last = {"classification": last_label, "language-model": 1}.get(self._task, last_id)
         result = _Encoded(np.zeros(self.vocab_size, np.int64))
@@ -414,12 +397,8 @@ class _Encoder:
         return sizes
 
     def _too_long(self, split: Split, records: Sequence[Record], start: int) -> CorpusError:
-        """Return the error for the first of some records that is too long.
-
-        Args:
-            split: the split of the records.
-            records: records, at least one of which is too long.
-            start: index of the first record in the split.
+        """Return the error for the first of some records of a split that is too long; `start` is
+        the index of the first record in the split.
         """
         for index, record in enumerate(records, start):
             longest = int(self._sizes(self._encode(self.tokenizer, [record])).max())
@@ -457,12 +436,8 @@ def _is_byte(tokenizer: Tokenizer, vocab_size: int) -> NDArray[np.bool_]:
 
 
 def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
-    """Return lines that describe a corpus, with one line for each warning.
-
-    Args:
-        facts: the corpus.
-        is_trained: True if the model was trained before, and so knows other tokens than those of
-            the corpus.
+    """Return lines that describe a corpus, with one line for each warning. A model that was trained
+    before knows other tokens than those of the corpus.
     """
     numbers = ", ".join(f"{name} {number:,}" for name, number in facts.examples.items())
     lines = [f"examples: {numbers}"]
@@ -542,11 +517,7 @@ def _warnings(facts: Facts, is_trained: bool) -> Iterator[str]:
 
 
 def check_writable(run: Path) -> None:
-    """Check that the folder of a run can be created or written.
-
-    Raises:
-        UsageError: it cannot, or it is a file.
-    """
+    """Check that the folder of a run can be created or written."""
     folder = _existing(run)
     if not folder.is_dir():
         raise UsageError(f"{folder} is a file; choose a folder for the run")
@@ -561,11 +532,7 @@ def check_writable(run: Path) -> None:
 
 
 def check_space(run: Path, bytes_needed: int) -> None:
-    """Check that the disk has space for the checkpoints that a run adds.
-
-    Raises:
-        UsageError: it has less.
-    """
+    """Check that the disk has space for the checkpoints that a run adds."""
     folder = _existing(run)
     free = shutil.disk_usage(folder).free
     if free < bytes_needed:

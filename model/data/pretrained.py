@@ -124,17 +124,8 @@ def read_pretrained(
     *,
     multi_label: bool | None = None,
 ) -> tuple[PretrainedConfig, Tokenizer]:
-    """Read the configuration and the tokenizer of a checkpoint.
-
-    Args:
-        folder: the checkpoint.
-        task: task to train; None for the task that the checkpoint was trained for.
-        labels: labels of the task; None for those of the checkpoint.
-        multi_label: whether a text has any number of labels; None for the value of the checkpoint.
-
-    Raises:
-        UsageError: a file is missing or damaged, or the checkpoint is not supported; the message
-            names the file.
+    """Read the configuration and the tokenizer of a checkpoint, by default for the task, labels and
+    `multi_label` that it was trained for. Raises `UsageError`, which names the file.
     """
     fields = _read_object(folder / CONFIG)
     family = _find_family(folder, fields)
@@ -202,11 +193,6 @@ def _read_text(path: Path) -> str | None:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        UsageError: the file is missing, or is not a JSON object.
-    """
     text = _read_text(path)
     if text is None:
         raise UsageError(
@@ -304,16 +290,9 @@ def _text_ids(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def _padding(tokenizer: Tokenizer, vocab_size: int, pad_id: Any, ends: set[int]) -> int:
-    """Return an id for padding that no text of a language model has.
-
-    Args:
-        tokenizer: the tokenizer.
-        vocab_size: number of rows of the embedding.
-        pad_id: `pad_token_id` of config.json, which is used if it begins or ends no text.
-        ends: ids of the tokens that begin or end a text.
-
-    Raises:
-        UsageError: there is none.
+    """Return an id for padding that no text of a language model has, if possible `pad_id`, the
+    `pad_token_id` of config.json. Tokens `ends` begin or end a text; the embedding has `vocab_size`
+    rows.
     """
     special = [id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     candidates = [pad_id] if type(pad_id) is int else []
@@ -377,11 +356,7 @@ def _positions(
 
 
 def _pooling(folder: Path) -> Pooling:
-    """Return the pooling of a folder of sentence-transformers, "mean" for another folder.
-
-    Raises:
-        UsageError: the folder has a module or a pooling that is not supported.
-    """
+    """Return the pooling of a folder of sentence-transformers, "mean" for another folder."""
     text = _read_text(folder / MODULES)
     if text is None:
         return "mean"
@@ -415,11 +390,7 @@ def _pooling(folder: Path) -> Pooling:
 
 
 def _check_sizes(path: Path, config: PretrainedConfig) -> None:
-    """Check that all sizes are there and belong together.
-
-    Raises:
-        UsageError: a size is missing or not a positive integer, or heads do not divide the width.
-    """
+    """Check that all sizes are positive integers, and that the heads divide the width."""
     folder, fields = path.parent, config.fields
     is_distilbert = config.family == "distilbert"
     width_key, heads_key = ("dim", "n_heads") if is_distilbert else ("hidden_size", "num_attention_heads")
@@ -433,7 +404,6 @@ def _check_sizes(path: Path, config: PretrainedConfig) -> None:
 
 def checkpoint_texts(config: PretrainedConfig) -> dict[str, str]:
     """Return the text files of a checkpoint besides the tokenizer, by their relative names.
-
     transformers, sentence-transformers and the export read them. Weights are stored as float32.
     """
     family = FAMILIES[config.family]
@@ -476,12 +446,8 @@ def _json(values: Any) -> str:
 
 
 def with_end_token(config: PretrainedConfig, tokenizer: Tokenizer, end_id: int) -> PretrainedConfig:
-    """Return a configuration of a language model whose texts end with another token.
-
-    The token is added to those that end a generated text.
-
-    Raises:
-        UsageError: no token is left for padding.
+    """Return a configuration of a language model whose texts end with another token, which is added
+    to those that end a generated text. Raises `UsageError` if no token is left for padding.
     """
     fields, files = dict(config.fields), dict(config.files)
     settings = json.loads(files[GENERATION]) if GENERATION in files else {}

@@ -203,15 +203,8 @@ _DRAW: Mapping[str, Callable[[Random], _Drawn]] = {
 
 
 def draw_sample(task: TaskName, num_examples: int, seed: int = 1) -> dict[str, list[dict[str, Any]]]:
-    """Return the records of train, dev and test as fields of JSONL, without duplicates.
-
-    Args:
-        task: task of the records.
-        num_examples: number of records in train.
-        seed: seed of the random choices.
-
-    Raises:
-        UsageError: the number is too small or too large.
+    """Return the records of train, dev and test as fields of JSONL, without duplicates. Raises
+    `UsageError` if the number of examples of train is too small or too large.
     """
     if not 10 <= num_examples <= MAX_EXAMPLES:
         raise UsageError(f"the number of examples must be between 10 and {MAX_EXAMPLES:,}, got {num_examples}")
@@ -236,14 +229,8 @@ def draw_sample(task: TaskName, num_examples: int, seed: int = 1) -> dict[str, l
 
 
 def write_sample(task: TaskName, folder: Path, num_examples: int | None = None, seed: int = 1) -> dict[str, int]:
-    """Write the records of a task to a folder as `train.jsonl`, `dev.jsonl` and `test.jsonl`.
-
-    Returns:
-        The numbers of records.
-
-    Raises:
-        UsageError: the number is too small or too large, or the folder has files.
-        OSError: the folder cannot be written.
+    """Write the records of a task to a folder as `train.jsonl`, `dev.jsonl` and `test.jsonl`, and
+    return their numbers. Raises `UsageError` if the folder has files, or as `draw_sample` does.
     """
     parts = draw_sample(task, DEFAULT_EXAMPLES[task] if num_examples is None else num_examples, seed)
     if folder.exists() and any(folder.iterdir()):

@@ -29,9 +29,8 @@ OPPOSITES = {
 
 @dataclass(frozen=True)
 class Intent:
-    """Messages with the same meaning, and their answer.
-
-    `{}` stands for one of `values`, `{of}` for its counterpart in `counterparts`.
+    """Messages with the same meaning, and their answer. `{}` stands for one of `values`, `{of}` for
+    its counterpart in `counterparts`.
     """
 
     messages: tuple[str, ...]
@@ -88,8 +87,6 @@ INTENTS: Sequence[Intent] = (
 
 @dataclass(frozen=True)
 class SmalltalkPair:
-    """Message and its answer."""
-
     message: str
     answer: str
 

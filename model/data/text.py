@@ -8,10 +8,7 @@ def read_lines(path: Path) -> list[str]:
 
     A line ends with a line feed, optionally preceded by a carriage return. A lone carriage return
     or another separator is text: the lines of a parallel corpus correspond by number, so all tools
-    must count them in the same way.
-
-    Raises:
-        ValueError: the file is not UTF-8; the message names the line.
+    must count them in the same way. Raises `ValueError` if the file is not UTF-8.
     """
     content = path.read_bytes()
     try:
@@ -29,9 +26,7 @@ def read_lines(path: Path) -> list[str]:
 
 def numbered_sentences(path: Path) -> dict[int, str]:
     """Read a file with one sentence per line, without blank lines; return them by line number.
-
-    Raises:
-        ValueError: the file has no sentence or is not UTF-8.
+    Raises `ValueError` if the file has no sentence or is not UTF-8.
     """
     sentences = {number: line for number, line in enumerate(read_lines(path), start=1) if line.strip()}
     if not sentences:
@@ -40,11 +35,8 @@ def numbered_sentences(path: Path) -> dict[int, str]:
 
 
 def read_parallel(folder: Path, split: str, source: str, target: str) -> tuple[list[str], list[str]]:
-    """Read `split.source` and `split.target`.
-
-    Raises:
-        FileNotFoundError: one of the files is missing.
-        ValueError: a file is empty or not UTF-8, or the sides have different numbers of lines.
+    """Read `split.source` and `split.target`. Raises `ValueError` if a file is empty or not UTF-8,
+    or the sides have different numbers of lines.
     """
     sides = []
     for language in (source, target):

@@ -7,6 +7,7 @@ token at the start of a sentence and within it; `decode_ids` removes the space.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, groupby
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -20,20 +21,19 @@ SPECIAL_TOKENS = (PAD, BOS, EOS)  # ids 0, 1, 2, as in ArchitectureConfig; in th
 # Training time grows with the square of the length of a word, so that one long line without spaces
 # could take hours.
 MAX_LEARNT_CHARACTERS = 10_000
+BATCH_CHARACTERS = 2**20  # of lines that are encoded at once, unless one line has more
 
 
 def train_tokenizer(lines: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()) -> Tokenizer:
-    """Train a tokenizer on lines of all languages.
+    """Train a tokenizer on untokenized lines of all languages; lines longer than
+    `MAX_LEARNT_CHARACTERS` are skipped.
 
     Args:
-        lines: untokenized sentences; lines longer than `MAX_LEARNT_CHARACTERS` are skipped.
-        vocab_size: number of tokens, including the special tokens and the 256 bytes; at least 259.
-            The tokenizer has fewer tokens if the lines do not have enough pairs to merge.
+        vocab_size: number of tokens, including the special tokens and the 256 bytes; at least 259,
+            otherwise a `ValueError` is raised. The tokenizer has fewer tokens if the lines do not
+            have enough pairs to merge.
         special_tokens: further special tokens, such as those of a chat format. Their ids follow
             those of `SPECIAL_TOKENS`. A text that contains their names is encoded as text.
-
-    Raises:
-        ValueError: vocab_size is too small.
     """
     specials = [*SPECIAL_TOKENS, *special_tokens]
     smallest = len(specials) + len(pre_tokenizers.ByteLevel.alphabet())
@@ -54,9 +54,8 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int, special_tokens: Seque
 
 
 def _with_end_token(tokenizer: Tokenizer) -> Tokenizer:
-    """Make a tokenizer add the end token to a text, and encode names of special tokens as text.
-
-    The start token is an input of the decoder, not part of the text.
+    """Make a tokenizer add the end token to a text, and encode names of special tokens as text. The
+    start token is an input of the decoder, not part of the text.
     """
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
@@ -66,12 +65,8 @@ def _with_end_token(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read a `tokenizer.json` without its truncation and padding.
-
-    Special tokens in a text are encoded as text, which the file does not store.
-
-    Raises:
-        ValueError: the file is not a tokenizer.
+    """Read a `tokenizer.json` without its truncation and padding. Special tokens in a text are
+    encoded as text, which the file does not store. Raises `ValueError` for another file.
     """
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -94,18 +89,12 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {
 
 
 def adapt_tokenizer(tokenizer: Tokenizer, task: str, special_tokens: Sequence[str] = ()) -> Tokenizer:
-    """Adapt a tokenizer of others to training.
+    """Return a copy of a tokenizer of others, adapted to training.
 
     The padding, start and end token get the names of `SPECIAL_TOKENS` and keep their ids. Encoding
-    adds the end token to a text, and nothing else; names of special tokens in a text are text.
-
-    Args:
-        tokenizer: the tokenizer, which is not changed.
-        task: name of the task, for messages.
-        special_tokens: further special tokens that the task needs, such as those of a chat format.
-
-    Raises:
-        UsageError: a special token is missing, or the ids have gaps.
+    adds the end token to a text, and nothing else; names of special tokens, such as the further
+    ones of a chat format, are text. Raises `UsageError`, with the name of the task, if a special
+    token is missing or the ids have gaps.
     """
     document = json.loads(tokenizer.to_str())
     added = {token["content"]: token for token in document["added_tokens"] if token["special"]}
@@ -148,11 +137,7 @@ def token_fields(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def special_id(tokenizer: Tokenizer, token: str) -> int:
-    """Return the id of a special token.
-
-    Raises:
-        UsageError: the tokenizer does not have it.
-    """
+    """Return the id of a special token, or raise `UsageError`."""
     id_ = tokenizer.token_to_id(token)
     if id_ is None:
         raise UsageError(f"the tokenizer lacks the special token {token}; add it, or use another tokenizer")
@@ -160,12 +145,8 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def check_tokenizer(tokenizer: Tokenizer, config: ArchitectureConfig) -> None:
-    """Check that a configuration matches a tokenizer.
-
-    The special tokens of a tokenizer that others trained may have any ids.
-
-    Raises:
-        ValueError: a special token has another id, or the tokenizer has more tokens than the model.
+    """Check that a configuration matches a tokenizer, or raise `ValueError`. The special tokens of
+    a tokenizer that others trained may have any ids.
     """
     own = [] if isinstance(config, PretrainedConfig) else zip(SPECIAL_IDS, SPECIAL_TOKENS, strict=True)
     for name, token in own:
@@ -192,8 +173,12 @@ def prompt_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def encode_lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each line with the special tokens that the tokenizer adds."""
-    return [encoding.ids for encoding in tokenizer.encode_batch(list(lines))]
+    """Return the token ids of each line with the special tokens that the tokenizer adds. The
+    encodings of a batch take up to 180 bytes of memory for each character, and their ids 20.
+    """
+    ends = accumulate(map(len, lines))
+    batches = groupby(lines, key=lambda line: next(ends) // BATCH_CHARACTERS)
+    return [encoding.ids for _, batch in batches for encoding in tokenizer.encode_batch_fast(list(batch))]
 
 
 def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

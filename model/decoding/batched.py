@@ -27,13 +27,8 @@ class _Search:
 
     def step(self, totals: Tensor, end_id: int, is_last: bool, num_beams: int, length_penalty: float) -> None:
         """Extend the beams by one token, as `reference.beam` does with `early_stopping` False.
-
-        Args:
-            totals: sums of log-probabilities (beams, V) of all extensions.
-            end_id: the end token.
-            is_last: whether all extensions end.
-            num_beams: number of running beams.
-            length_penalty: exponent of the length by which a sum is divided.
+        `totals` (beams, V) are sums of log-probabilities of all extensions, which all end if
+        `is_last`.
         """
         length, running = len(self.beams[0][0]) + 1, []
         best = totals.flatten().topk(min(2 * num_beams, totals.numel()))
@@ -61,12 +56,9 @@ def translate_batch(
 ) -> list[list[int]]:
     """Return the generated ids of each source, with the end token if it was generated.
 
-    Args:
-        model: in evaluation mode.
-        sources: token ids with the end token, at most `max_positions`.
-        max_new_tokens: largest number of generated tokens; at most `max_positions`.
-        num_beams: number of beams; 1 is greedy decoding.
-        length_penalty: exponent of the length by which a sum of log-probabilities is divided.
+    The model is in evaluation mode. Sources end with the end token; they and `max_new_tokens` are
+    at most `max_positions` long. A sum of log-probabilities is divided by the length to the power
+    of `length_penalty`.
     """
     assert not model.training
     config, device = model.config, model.embedding.weight.device
@@ -95,13 +87,8 @@ def continue_greedily(
 ) -> list[list[int]]:
     """Return the generated ids of each prompt, with the end token if it was generated.
 
-    A sequence also ends when prompt and generated ids have `max_positions` tokens.
-
-    Args:
-        model: in evaluation mode.
-        prompts: token ids.
-        end_ids: tokens that end a sequence.
-        max_new_tokens: largest number of generated tokens.
+    The model is in evaluation mode. A sequence also ends when prompt and generated ids have
+    `max_positions` tokens.
     """
     assert not model.training
     rows, device = [list(prompt) for prompt in prompts], next(model.parameters()).device

@@ -22,10 +22,7 @@ def as_tuple(end_ids: EndIds) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LogitsProcessors:
-    """Logits processors of one request, applied in the order of the fields.
-
-    The default of each field turns its processor off.
-    """
+    """Logits processors of one request, applied in the order of the fields, each off by default."""
 
     logit_bias: tuple[tuple[int, float], ...] = ()  # token ids and what is added to their scores
     repetition_penalty: float = 1.0
@@ -37,12 +34,10 @@ class LogitsProcessors:
     forced_end_at: int | None = None  # number of generated tokens of which the last must be the end token
 
     def __call__(self, scores: Scores, prompt: Sequence[int], generated: Sequence[int], end_ids: EndIds) -> Scores:
-        """Return the processed scores; forbidden tokens have -inf.
+        """Return processed scores (V,) of the next token; forbidden tokens have -inf.
 
         Args:
-            scores: scores (V,) of each token of the vocabulary as the next token.
             prompt: the start token and the forced prefix. Repetitions of prompt tokens count too.
-            generated: the tokens after the prompt.
             end_ids: the end token or end tokens. Only the first is forced.
         """
         read, changed, ends = [*prompt, *generated], scores.copy(), as_tuple(end_ids)

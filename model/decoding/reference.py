@@ -47,9 +47,8 @@ class ReferenceHypothesis:
         return sum(self.log_probs)
 
     def penalised_total(self, length_penalty: float, num_forced: int = 0) -> float:
-        """Return total / length ** length_penalty.
-
-        The end token counts in the length, and so do `num_forced` tokens of the prompt.
+        """Return total / length ** length_penalty; the length includes the end token and
+        `num_forced` tokens of the prompt.
         """
         return self.total / math.pow(num_forced + len(self.ids), length_penalty)
 
@@ -59,10 +58,8 @@ class ReferenceHypothesis:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit PyTorch to one thread.
-
-    Decoder steps over a few sequences gain nothing from more threads, and become up to a hundred
-    times slower if other processes use the cores.
+    """Limit PyTorch to one thread: decoder steps over a few sequences gain nothing from more, and
+    become up to a hundred times slower if other processes use the cores.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -96,16 +93,8 @@ def greedy(
 ) -> ReferenceHypothesis:
     """Select the most likely token until the end token, `stop` or `max_new_tokens`.
 
-    Ties go to the lowest token id. The processors are applied to raw logits.
-
-    Args:
-        next_logits: the model.
-        start_id: the first token that the decoder reads.
-        end_ids: the token or tokens that end a hypothesis.
-        max_new_tokens: largest number of generated tokens.
-        prefix: forced tokens after the start token.
-        processors: logits processors.
-        stop: returns True for generated tokens that end the hypothesis.
+    Ties go to the lowest token id. The processors are applied to raw logits. `prefix` are forced
+    tokens after the start token.
     """
     prompt, hypothesis, ends = [start_id, *prefix], ReferenceHypothesis(), set(as_tuple(end_ids))
     while len(hypothesis.ids) < max_new_tokens and ends.isdisjoint(hypothesis.ids) and not stop(hypothesis.ids):
@@ -152,26 +141,14 @@ def beam(
     Ties are ranked by the order of their beams, then by token id.
 
     Args:
-        next_logits: the model.
-        start_id: the first token that the decoder reads.
-        end_ids: the token or tokens that end a hypothesis.
-        max_new_tokens: largest number of generated tokens.
-        num_beams: number of running beams.
-        length_penalty: exponent of the length by which a total is divided.
-        early_stopping: True, False or "never", see above.
-        num_return: number of hypotheses to return.
+        num_return: number of hypotheses to return, from 1 to num_beams.
         prefix: forced tokens after the start token.
         num_forced: number of prefix tokens that count in the length, as Transformers counts tokens
             that the model is forced to generate.
-        processors: logits processors, applied to log-probabilities.
-        stop: returns True for generated tokens that end a hypothesis.
+        processors: applied to log-probabilities.
 
     Returns:
-        The best num_return hypotheses, best first; fewer if the vocabulary and the length allow no
-        more.
-
-    Raises:
-        ValueError: num_return is less than 1 or greater than num_beams.
+        The best hypotheses, best first; fewer if the vocabulary and the length allow no more.
     """
     if not 1 <= num_return <= num_beams:
         raise ValueError(f"num_return must be between 1 and num_beams ({num_beams}), got {num_return}")
@@ -222,14 +199,10 @@ def _extensions(
 
 
 def pytorch_steps(model: TranslationModel | CausalModel, source_ids: Sequence[int]) -> NextLogits:
-    """Return the `NextLogits` function of a PyTorch model.
+    """Return the `NextLogits` function of a PyTorch model in evaluation mode. The encoder runs
+    once; the decoder reads the whole prefix at each call.
 
-    The encoder runs once. The decoder reads the whole prefix at each call.
-
-    Args:
-        model: in evaluation mode.
-        source_ids: one source. For a causal model, it is the prompt; its last token is the start
-            token of the prefixes.
+    For a causal model, the source is the prompt; its last token is the start token of the prefixes.
     """
     assert not model.training
     if isinstance(model, CausalModel):

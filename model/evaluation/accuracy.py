@@ -23,13 +23,8 @@ Labels = Sequence[frozenset[int]]  # the indices of the labels of each text
 
 @torch.inference_mode()
 def predict(model: Classifier | BertClassifier, tokenizer: Tokenizer, texts: Sequence[str]) -> list[frozenset[int]]:
-    """Return the predicted labels of each text.
-
-    A model with `multi_label` predicts each label with a probability above one half, others the
-    most likely label.
-
-    Raises:
-        ValueError: a text is too long for the model.
+    """Return the predicted labels of each text: the most likely one, or with `multi_label` all with
+    a probability above one half. Raises `ValueError` for a text that is too long.
     """
     config, device = model.config, device_of(model)
     rows = encode_fitting(tokenizer, texts, config.max_positions)
@@ -90,7 +85,6 @@ class Counts:
 
 
 def count_labels(predicted: Labels, expected: Labels, num_labels: int) -> list[Counts]:
-    """Return the counts of each label."""
     right, wrong, missed = Counter[int](), Counter[int](), Counter[int]()
     for guess, true in zip(predicted, expected, strict=True):
         right.update(guess & true)
@@ -106,7 +100,6 @@ def macro_f1(counts: Sequence[Counts]) -> float:
 
 
 def micro_f1(counts: Sequence[Counts]) -> float:
-    """Return the F1 of all labels together."""
     totals = (sum(getattr(label_counts, name) for label_counts in counts) for name in Counts.__dataclass_fields__)
     return Counts(*totals).f1
 
@@ -153,11 +146,7 @@ def confusion_lines(texts: Sequence[str], predicted: Labels, expected: Labels, l
 
 
 def expected_labels(records: Sequence[LabelledRecord], labels: Sequence[str]) -> list[frozenset[int]]:
-    """Return the labels of records as indices.
-
-    Raises:
-        ValueError: the model lacks a label.
-    """
+    """Return the labels of records as indices. Raises `ValueError` if the model lacks one."""
     index_of = {label: index for index, label in enumerate(labels)}
     for number, record in enumerate(records, start=1):
         for label in record.labels:
@@ -171,9 +160,8 @@ def expected_labels(records: Sequence[LabelledRecord], labels: Sequence[str]) ->
 def evaluate_classification(
     model: Classifier | BertClassifier, tokenizer: Tokenizer, records: Sequence[Record]
 ) -> Evaluation:
-    """Return the metrics of a classifier, and its most frequent confusions.
-
-    Texts that are too long for the model are skipped.
+    """Return the metrics of a classifier, and its most frequent confusions. Texts that are too long
+    for the model are skipped.
     """
     config = model.config
     labelled = [record for record in records if isinstance(record, LabelledRecord)]

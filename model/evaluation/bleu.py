@@ -3,10 +3,11 @@
 There are two kinds of scores, which must not be compared with each other. `tokenised_bleu` is
 comparable with the literature on Multi30k: output and reference are lowercased, normalized and
 Moses-tokenized. `bleu` and `chrf` are computed on the cased text that a reader gets, `bleu` with
-sacreBLEU's 13a tokenization.
+the tokenization of the target language.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,17 @@ from sightline.model.evaluation.result import Evaluation, Method, shortened
 
 MAX_NEW_TOKENS = 128
 
+# Tokenizers of sacreBLEU for languages with other words than 13a finds: their codes, and characters
+# that others do not have. Japanese comes before Chinese, because it has Chinese characters, too.
+_TOKENIZERS = (
+    ("ja-mecab", "ja jpn", re.compile("[\u3040-\u30ff]")),
+    ("ko-mecab", "ko kor", re.compile("[\uac00-\ud7a3]")),
+    ("zh", "zh zho chi cmn yue wuu lzh", re.compile("[\u3400-\u9fff]")),
+    # Thai, Lao, Tibetan, Dzongkha, Burmese and Khmer
+    ("char", "th tha lo lao bo bod dz dzo my mya km khm", re.compile("[\u0e00-\u109f\u1780-\u17ff]")),
+)
+_MIN_SHARE = 0.1  # of the characters of the references, above which they are in such a language
+
 
 @dataclass(frozen=True)
 class Score:
@@ -51,9 +63,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Source sentences and their reference translations.
-
-    `tokenised_references` are the same references, lowercased, normalized and Moses-tokenized.
+    """Source sentences and references, which `tokenised_references` has lowercased, normalized and
+    Moses-tokenized.
     """
 
     sources: list[str]
@@ -67,13 +78,8 @@ def tokenised_path(folder: Path, split: str, target: str) -> Path:
 
 
 def read_test_set(folder: Path, split: str, source: str, target: str, limit: int | None = None) -> EvaluationSet:
-    """Read the first `limit` pairs of a split, or all of them.
-
-    The tokenized references are optional.
-
-    Raises:
-        FileNotFoundError: `split.source` or `split.target` is missing.
-        ValueError: the files have different numbers of lines, or the limit is less than 1.
+    """Read the first `limit` pairs of a split, or all of them. Tokenized references are optional.
+    Raises `ValueError` for files of different numbers of lines.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"limit must be at least 1, got {limit}")
@@ -93,11 +99,8 @@ def read_test_set(folder: Path, split: str, source: str, target: str, limit: int
 def translate(
     model: TranslationModel, tokenizer: Tokenizer, sentences: Sequence[str], num_beams: int, length_penalty: float
 ) -> list[str]:
-    """Translate sentences by beam search, with a progress bar on a terminal.
-
-    Raises:
-        UsageError: num_beams is less than 1, or the length penalty is not finite.
-        ValueError: a sentence is too long for the model.
+    """Translate sentences by beam search, with a progress bar on a terminal. Raises `ValueError`
+    for a sentence that is too long for the model.
     """
     if num_beams < 1:
         raise UsageError(f"num_beams must be at least 1, got {num_beams}")
@@ -151,10 +154,9 @@ def evaluate_translation(model: TranslationModel, tokenizer: Tokenizer, records:
         f"source: {shortened(source)} | reference: {shortened(reference)} | output: {shortened(output)}"
         for source, reference, output in zip(sources[:3], references[:3], outputs[:3], strict=True)
     ]
-    # `force` silences the warning of sacreBLEU about outputs that look tokenized.
     scores = {
         name: _corpus_score(metric, outputs, references)
-        for name, metric in (("chrF", CHRF()), ("BLEU", BLEU(force=True)))
+        for name, metric in (("chrF", CHRF()), ("BLEU", cased_bleu(references)))
     }
     methods = {name: Method(len(kept), search_name(1), figure.signature) for name, figure in scores.items()}
     return Evaluation({name: figure.value for name, figure in scores.items()}, tuple(samples), methods)
@@ -165,6 +167,23 @@ def search_name(num_beams: int, length_penalty: float = 1.0) -> str:
     return "greedy" if num_beams == 1 else f"{num_beams} beams, length penalty {length_penalty:g}"
 
 
+def cased_bleu(references: Sequence[str], language: str = "") -> BLEU:
+    """Return the metric of cased text, with the tokenizer of the target language.
+
+    Characters replace the words of Japanese and Korean if MeCab is not installed. The language is a
+    code such as "zh-CN" or "zho_Hans"; if it does not decide, the script of the references does.
+    """
+    code, text = re.split("[-_]", language.lower())[0], "".join("".join(references).split())
+    tokenizer = next((name for name, codes, _ in _TOKENIZERS if code in codes.split()), None) or next(
+        (name for name, _, script in _TOKENIZERS if len(script.findall(text)) > _MIN_SHARE * len(text)), "13a"
+    )
+    # `force` silences the warning of sacreBLEU about outputs that look tokenized.
+    try:
+        return BLEU(tokenize=tokenizer, force=True)
+    except RuntimeError:  # MeCab is missing
+        return BLEU(tokenize="char", force=True)
+
+
 def bootstrapped_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
     """Return BLEU and chrF with 95 % confidence intervals as fields of a report.
 
@@ -172,7 +191,7 @@ def bootstrapped_scores(outputs: Sequence[str], references: Sequence[str]) -> di
     (bootstrap; Koehn 2004), with the seed of sacreBLEU.
     """
     fields = {}
-    for name, metric in (("bleu", BLEU(tokenize="13a", force=True)), ("chrf", CHRF())):
+    for name, metric in (("bleu", cased_bleu(references)), ("chrf", CHRF())):
         value = metric.corpus_score(outputs, [references]).score
         # `corpus_score` can resample too, but fails if the score of a sample is 0.
         statistics = metric._extract_corpus_statistics(outputs, [references])
@@ -197,14 +216,14 @@ def moses_lines(lines: Sequence[str], language: str) -> list[str]:
 
 
 def score(outputs: Sequence[str], test_set: EvaluationSet, target: str) -> Scores:
-    """Score translations of the sources of a test set; `target` is the language code for Moses."""
+    """Score translations of the sources of a test set; `target` is the code of their language."""
     tokenised_bleu = None
     if test_set.tokenised_references is not None:
         # `force` silences the warning of sacreBLEU about tokenized text, which is intended here.
         metric = BLEU(tokenize="none", force=True)
         tokenised_bleu = _corpus_score(metric, moses_lines(outputs, target), test_set.tokenised_references)
     return Scores(
-        bleu=_corpus_score(BLEU(tokenize="13a"), outputs, test_set.references),
+        bleu=_corpus_score(cased_bleu(test_set.references, target), outputs, test_set.references),
         chrf=_corpus_score(CHRF(), outputs, test_set.references),
         tokenised_bleu=tokenised_bleu,
     )

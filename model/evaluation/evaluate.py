@@ -38,13 +38,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 def evaluate_checkpoint(
     checkpoint: Path, records: Sequence[Record], *, num_beams: int = 5, length_penalty: float = 1.0
 ) -> dict[str, Any]:
-    """Return the report of a checkpoint: its metadata, and the fields of `evaluate_model`.
-
-    Raises:
-        FileNotFoundError: a file of the checkpoint is missing.
-        UsageError: see `evaluate_model`.
-        ValueError: see `evaluate_model`, or the checkpoint cannot be read.
-    """
+    """Return the report of a checkpoint: its metadata, and the fields of `evaluate_model`."""
     model, tokenizer = load_model(checkpoint)
     report = evaluate_model(model, tokenizer, records, num_beams=num_beams, length_penalty=length_penalty)
     return {"checkpoint": load_metadata(weights_file(checkpoint)), **report}
@@ -60,17 +54,9 @@ def evaluate_model(
     - Language model: perplexity, and for dialogues the share of replies that are reproduced.
     - Encoder: recall and mean reciprocal rank.
 
-    Args:
-        model: in evaluation mode.
-        tokenizer: tokenizer of the checkpoint.
-        records: records of the model's task.
-        num_beams: number of beams of translation.
-        length_penalty: exponent of the length by which scores of translations are divided.
-
-    Raises:
-        UsageError: there are no records, the records are not those of the model's task, or the
-            settings of beam search are invalid.
-        ValueError: a text is too long for the model, or the model lacks a label.
+    The model is in evaluation mode. Raises `UsageError` if there are no records, the task does not
+    have such records, or the settings of beam search are invalid; `ValueError` if a text is too
+    long for the model, or the model lacks a label.
     """
     if not records:
         raise UsageError("there is nothing to evaluate: the data has no records")

@@ -13,7 +13,7 @@ from sightline.base.errors import UsageError
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.llama import Llama
 from sightline.model.data.chat_format import IM_END, exchanges
-from sightline.model.data.chat_template import DialogueEncoder, encode_records, read_chat_template
+from sightline.model.data.chat_template import DialogueEncoder, encode_records, end_token, read_chat_template
 from sightline.model.data.encoding import encode, encode_prompt
 from sightline.model.data.examples import Example
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord
@@ -75,7 +75,7 @@ class _Chat:
             if template is None:
                 raise UsageError("the model has no chat template, so it cannot be evaluated on dialogues")
             self._encoder = DialogueEncoder(template, tokenizer)
-            self.end_ids: tuple[int, ...] = (model.config.eos_id,)
+            self.end_ids: tuple[int, ...] = (end_token(model.config, tokenizer), model.config.eos_id)
         else:
             self.end_ids = (special_id(tokenizer, IM_END), model.config.eos_id)
 
@@ -95,10 +95,9 @@ def encode_all(
 def answer_dialogues(
     model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record]
 ) -> list[ComparedReply]:
-    """Generate the last reply of the first `MAX_ANSWERS` dialogues by greedy decoding.
-
-    Dialogues that are too long for the model, and those whose last reply has more than
-    `MAX_ANSWER_TOKENS` tokens, are skipped.
+    """Generate the last reply of the first `MAX_ANSWERS` dialogues by greedy decoding. Dialogues
+    that are too long for the model or end with a reply of more than `MAX_ANSWER_TOKENS` are
+    skipped.
     """
     if not _has_dialogue(records):
         return []
@@ -112,14 +111,12 @@ def answer_dialogues(
             continue
         prompt = chat.prompt(read)
         parts = encode_all(model, tokenizer, [DialogueRecord(record.messages[: len(read) + 1])])
-        whole = parts[0][0]
-        if (
-            len(parts) == 1
-            and len(whole) <= model.config.max_positions
-            and len(whole) - len(prompt) <= MAX_ANSWER_TOKENS
-        ):
+        whole, is_counted = parts[0]
+        # Templates write text after the token that ends a reply, such as a line break.
+        reply = list(whole[len(prompt) : len(is_counted) - list(reversed(is_counted)).index(1)])
+        if len(parts) == 1 and len(whole) <= model.config.max_positions and len(reply) <= MAX_ANSWER_TOKENS:
             prompts.append(prompt)
-            replies.append(list(whole[len(prompt) :]))
+            replies.append(reply)
             messages.append(read[-1].content)
     outputs = [list[int]()] * len(prompts)
     for group in grouped([len(prompt) + len(reply) for prompt, reply in zip(prompts, replies, strict=True)]):

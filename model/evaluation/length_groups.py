@@ -13,9 +13,8 @@ MAX_TOKENS = 4096  # padded tokens of a batch
 
 
 def grouped(lengths: Sequence[int], max_tokens: int = MAX_TOKENS) -> Iterator[list[int]]:
-    """Yield groups of indices of sequences of similar length, shortest first.
-
-    A group has at most `max_tokens` padded tokens, or one sequence.
+    """Yield groups of indices of sequences of similar length, shortest first, with at most
+    `max_tokens` padded tokens, or one sequence.
     """
     group: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
@@ -37,11 +36,7 @@ def padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> 
 
 
 def encode_fitting(tokenizer: Tokenizer, texts: Sequence[str], max_positions: int) -> list[list[int]]:
-    """Return the token ids of texts.
-
-    Raises:
-        ValueError: a text is too long for the model.
-    """
+    """Return the token ids of texts. Raises `ValueError` for a text that is too long."""
     rows = encode_lines(tokenizer, texts)
     for number, row in enumerate(rows, start=1):
         if len(row) > max_positions:

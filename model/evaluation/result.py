@@ -16,9 +16,8 @@ class Method:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Values of a model on a data set, and sample outputs.
-
-    The first metric decides in a report; `samples` are lines for a reader.
+    """Metrics of a model on a data set, and sample outputs as lines for a reader. The first metric
+    decides in a report.
     """
 
     metrics: dict[str, float]  # such as {"chrF": 55.0, "BLEU": 31.2}; shares are percentages
@@ -26,11 +25,7 @@ class Evaluation:
     methods: Mapping[str, Method] = field(default_factory=dict)  # by the names of metrics
 
     def to_record(self, weights: str) -> dict[str, dict[str, Any]]:
-        """Return the fields of each metric in the record of a run.
-
-        Args:
-            weights: the evaluated weights, such as "epoch 7" or "averaged".
-        """
+        """Return each metric for the record of a run, given weights such as "epoch 7"."""
         return {
             name: {
                 "value": round(value, 4),

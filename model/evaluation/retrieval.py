@@ -22,10 +22,8 @@ NUM_SAMPLES, NUM_NEIGHBOURS = 3, 2
 
 @torch.inference_mode()
 def text_vectors(model: TextEncoder | BertEncoder, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """Return the vectors (N, M) of texts, each of length 1, on the CPU.
-
-    Raises:
-        ValueError: a text is too long for the model.
+    """Return the vectors (N, M) of texts, each of length 1, on the CPU. Raises `ValueError` for a
+    text that is too long.
     """
     config, device = model.config, device_of(model)
     rows = encode_fitting(tokenizer, texts, config.max_positions)
@@ -37,17 +35,13 @@ def text_vectors(model: TextEncoder | BertEncoder, tokenizer: Tokenizer, texts: 
 
 
 def ranks(sources: Tensor, candidates: Tensor, pairs: Sequence[PairRecord], targets: Sequence[str]) -> list[int]:
-    """Return the rank of the best right target of each source, 1 for the best.
+    """Return the rank of the best right target of each source, 1 for the best, given vectors of the
+    sources of all pairs (N, M) and of `targets` (C, M).
 
     The targets of all pairs with the same source are right. A target that is the source itself is
     no candidate. Wrong targets with the score of the right one rank before it, so that a model with
-    equal vectors for all texts is not perfect.
-
-    Args:
-        sources: vectors of the sources of the pairs (N, M).
-        candidates: vectors of `targets` (C, M).
-        pairs: the pairs, one for each source.
-        targets: different texts, which include the targets of the pairs.
+    equal vectors for all texts is not perfect. `targets` are different texts, which include those
+    of the pairs.
     """
     right: dict[str, set[int]] = defaultdict(set)
     index_of = {target: index for index, target in enumerate(targets)}
@@ -68,12 +62,8 @@ def ranks(sources: Tensor, candidates: Tensor, pairs: Sequence[PairRecord], targ
 def retrieval_fields(
     model: TextEncoder | BertEncoder, tokenizer: Tokenizer, pairs: Sequence[PairRecord]
 ) -> dict[str, Any]:
-    """Return recall and mean reciprocal rank in percent as fields of a report.
-
-    Each source is compared with the targets of all pairs.
-
-    Raises:
-        ValueError: a text is too long for the model.
+    """Return recall and mean reciprocal rank in percent as fields of a report; each source is
+    compared with the targets of all pairs. Raises `ValueError` for a text that is too long.
     """
     targets = list(dict.fromkeys(pair.target for pair in pairs))
     sources, candidates = (
@@ -110,7 +100,6 @@ def _neighbours(scores: Tensor, pairs: Sequence[PairRecord], targets: Sequence[s
 
 def evaluate_encoder(model: TextEncoder | BertEncoder, tokenizer: Tokenizer, records: Sequence[Record]) -> Evaluation:
     """Return recall@1 and the mean reciprocal rank of the first `MAX_PAIRS` pairs, in percent.
-
     Pairs with a text that is too long for the model are skipped.
     """
     pairs = [record for record in records if isinstance(record, PairRecord)][:MAX_PAIRS]

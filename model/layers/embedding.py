@@ -50,12 +50,10 @@ class TransformerBase(nn.Module):
             nn.init.normal_(self.position_embedding.weight, std=0.5**0.5)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Embed token ids (B, T) as dropout(embedding * sqrt(d_model) + positions), (B, T, M).
+        """Embed token ids (B, T), T at most `max_positions`, as (B, T, M).
 
-        Positions that are a part of self-attention are not added.
-
-        Raises:
-            ValueError: T exceeds `max_positions`.
+        The result is dropout(embedding * sqrt(d_model) + positions); positions that are a part of
+        self-attention are not added.
         """
         if ids.size(1) > self.max_positions:
             raise ValueError(f"input has {ids.size(1)} tokens, but max_positions is {self.max_positions}")

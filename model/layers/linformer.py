@@ -40,33 +40,20 @@ class Projections(nn.Module):
 
 
 def project(matrix: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-    """Project keys or values with a matrix, treating padding as zeros.
-
-    Args:
-        matrix: (k, n).
-        x: (B, S, M), S at most n.
-        mask: (B, 1, 1, S), True for tokens.
-
-    Returns:
-        (B, k, M).
+    """Project x (B, S, M), keys or values, with a matrix (k, n) to (B, k, M); S is at most n.
+    Padding, where the mask (B, 1, 1, S) is False, counts as zeros.
     """
     is_token = mask[:, 0].transpose(1, 2)  # (B, S, 1)
     return matrix[:, : x.size(1)] @ x.masked_fill(~is_token, 0.0)
 
 
 def token_weights(weights: Tensor, matrix: Tensor, mask: Tensor) -> Tensor:
-    """Convert weights of projected keys to weights of source tokens: softmax(...) F.
+    """Convert weights of projected keys (B, H, S, k) to weights of source tokens, softmax(...) F
+    (B, H, S, S), 0 for padding.
 
     The output of a head is (softmax(...) F) V W^V, so the result is the factor of each token's
-    value. It may be negative, and a row need not sum to 1.
-
-    Args:
-        weights: attention weights of the projected keys (B, H, S, k).
-        matrix: (k, n), the one that projects values.
-        mask: (B, 1, 1, S), True for tokens.
-
-    Returns:
-        (B, H, S, S), 0 for padding.
+    value. It may be negative, and a row need not sum to 1. `matrix` (k, n) projects values; the
+    mask (B, 1, 1, S) is True for tokens.
     """
     return (weights @ matrix[:, : weights.size(2)]).masked_fill(~mask, 0.0)
 
@@ -83,19 +70,12 @@ class LinformerAttention(AttentionHeads):
         key_projection: Tensor,
         value_projection: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from `queries` to projections of `keys`, which also provide the values.
+        """Attend from queries (B, Q, M) to projections of keys (B, S, M), which also provide the
+        values.
 
-        Args:
-            queries: (B, Q, M).
-            keys: (B, S, M).
-            mask: (B, 1, 1, S), True for tokens.
-            need_weights: also return the attention weights.
-            key_projection: E, (k, n).
-            value_projection: F, (k, n).
-
-        Returns:
-            Outputs (B, Q, M), and the weights of the projected keys (B, H, Q, k), whose rows sum to
-            1, or None.
+        The mask (B, 1, 1, S) is True for tokens; the projections are E and F (k, n). Returns
+        outputs (B, Q, M), and the weights of the projected keys (B, H, Q, k), whose rows sum to 1,
+        or None.
         """
         projected_keys = project(key_projection, self.key(keys), mask)
         projected_values = project(value_projection, self.value(keys), mask)

@@ -16,16 +16,8 @@ from sightline.model.precision import at_least_float32
 def length_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
     """Return a mask that excludes the keys at and beyond a valid length.
 
-    Args:
-        valid_lengths: (B,), one length for all queries of an example; or (B, Q), one length for
-            each query.
-        num_keys: K, the number of keys.
-
-    Returns:
-        (B, 1, K) for 1-D lengths, (B, Q, K) for 2-D lengths.
-
-    Raises:
-        ValueError: the lengths are neither 1-D nor 2-D.
+    Lengths (B,) give one for all queries of an example and the mask (B, 1, K); lengths (B, Q) give
+    one for each query and the mask (B, Q, K).
     """
     if valid_lengths.dim() not in (1, 2):
         raise ValueError(f"valid_lengths must be 1-D or 2-D, got {valid_lengths.dim()}-D")
@@ -40,15 +32,10 @@ def causal_mask(size: int, device: torch.device | None = None) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Apply softmax over the keys that the mask allows.
+    """Apply softmax over the keys of scores (..., Q, K) that the mask, which broadcasts to them,
+    allows.
 
-    Args:
-        scores: (..., Q, K).
-        mask: broadcastable to the scores; None allows all keys.
-
-    Returns:
-        Weights (..., Q, K). The weights of a query sum to 1, or to 0 if no key is allowed; they are
-        never NaN.
+    The weights of a query sum to 1, or to 0 if no key is allowed; they are never NaN.
     """
     if mask is None:
         return scores.softmax(dim=-1)
@@ -96,10 +83,8 @@ def attend(
     scale: float | None = None,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention, with PyTorch's fused kernel if the weights are not needed.
-
-    Arguments and result are those of `scaled_dot_product_attention`; the weights are None unless
-    requested.
+    """Compute `scaled_dot_product_attention`, with PyTorch's fused kernel and None in place of
+    weights if they are not needed.
     """
     if need_weights:
         return scaled_dot_product_attention(queries, keys, values, mask, scale, bias)
@@ -121,14 +106,8 @@ def attend(
 class AttentionHeads(nn.Module):
     """Base class with the projections W^Q, W^K, W^V and W^O of all heads (section 3.2.2).
 
-    Args:
-        d_model: M.
-        num_heads: H.
-        scaled: scores are divided by sqrt(D).
-        positions: positions of self-attention; by default none.
-
-    Raises:
-        ValueError: d_model is not a multiple of num_heads.
+    d_model M must be a multiple of num_heads H. Scores are divided by sqrt(D) if `scaled`. By
+    default, self-attention has no positions.
     """
 
     def __init__(
@@ -156,9 +135,8 @@ class AttentionHeads(nn.Module):
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend with projected queries (B, Q, M), keys and values (B, K, M).
-
-        Mask and result are those of `MultiHeadAttention.forward`.
+        """Attend with projected queries (B, Q, M), keys and values (B, K, M); mask and result are
+        those of `MultiHeadAttention.forward`.
         """
         q, k, v = (self.split_heads(part) for part in (queries, keys, values))  # (B, H, Q, D), (B, H, K, D) twice
         bias = None
@@ -185,24 +163,17 @@ class MultiHeadAttention(AttentionHeads):
     def forward(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None = None, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from `queries` to `keys`, which also provide the values.
+        """Attend from queries (B, Q, M) to keys (B, K, M), which also provide the values.
 
-        Args:
-            queries: (B, Q, M).
-            keys: (B, K, M).
-            mask: broadcastable to (B, H, Q, K).
-            need_weights: also return the attention weights.
-
-        Returns:
-            Outputs (B, Q, M), and the attention weights (B, H, Q, K) or None.
+        The mask is broadcastable to (B, H, Q, K). Returns outputs (B, Q, M), and the attention
+        weights (B, H, Q, K), None unless requested.
         """
         return self.attend(self.query(queries), self.key(keys), self.value(keys), mask, need_weights)
 
 
 class AttentionWithoutWeights(nn.Module):
-    """Single-head self-attention without parameters: equation 1 with Q = K = V.
-
-    Each output is a mean of all inputs, weighted by the softmax of their scaled dot products.
+    """Single-head self-attention without parameters: equation 1 with Q = K = V. Each output is a
+    mean of all inputs, weighted by the softmax of their scaled dot products.
     """
 
     num_heads = 1

@@ -14,13 +14,9 @@ from sightline.model.config import MAX_DISTANCE, ROTARY_BASE, StackConfig, alibi
 
 
 def sinusoidal_positions(num_positions: int, d_model: int) -> Tensor:
-    """Compute sinusoidal position embeddings (Vaswani et al. 2017, section 3.5).
+    """Compute sinusoidal position embeddings (P, M) (Vaswani et al. 2017, section 3.5), in float32.
 
-    PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) = cos(pos / 10000^(2i /
-    d_model)).
-
-    Returns:
-        (num_positions, d_model) float32.
+    PE(pos, 2i) = sin(pos / 10000^(2i / M)) and PE(pos, 2i + 1) = cos(pos / 10000^(2i / M)).
     """
     rates = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)  # (M / 2,)
     angles = torch.arange(num_positions, dtype=torch.float64).unsqueeze(1) * rates  # (P, M / 2)
@@ -47,11 +43,8 @@ class AttentionPositions(nn.Module):
         return heads
 
     def bias(self, queries: Tensor, scale: float) -> Tensor | None:
-        """Return a bias of the scaled scores that broadcasts to (B, H, T, T), or None.
-
-        Args:
-            queries: (B, H, T, D).
-            scale: factor of the scores.
+        """Return a bias, which broadcasts to (B, H, T, T), of scores scaled by `scale`, or None,
+        given queries (B, H, T, D).
         """
         return None
 
@@ -84,10 +77,8 @@ class AlibiPositions(AttentionPositions):
 
 
 class RelativePositions(AttentionPositions):
-    """Learned vectors of distances, added to the keys (Shaw et al. 2018, equations 4 and 5).
-
-    All heads of a layer share the vectors. There are no vectors for the values, which changed no
-    result of the paper (table 3).
+    """Learned vectors of distances, added to the keys (Shaw et al. 2018, equations 4 and 5). All
+    heads of a layer share them. Values have none, which changed no result of the paper (table 3).
     """
 
     def __init__(self, head_size: int) -> None:

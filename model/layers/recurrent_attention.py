@@ -2,9 +2,8 @@
 
 The score functions are those of Bahdanau et al. 2015 and Luong et al. 2015. `ScoreFunction.keys`
 runs once per source and computes everything that depends only on the annotations;
-`ScoreFunction.forward` runs at each decoder step.
-
-Shapes use B batch, S source, H decoder state, A annotation, K key.
+`ScoreFunction.forward` runs at each decoder step. Shapes use B batch, S source, H decoder state, A
+annotation, K key.
 """
 
 import torch
@@ -91,12 +90,10 @@ class GeneralScore(ProjectedScore):
 
 
 class ReducedRankScore(ProjectedScore):
-    """Multiplicative attention of rank k.
+    """Multiplicative attention of rank k: s^T (U^T V) h = (U s)^T (V h) with U (k, H) and V (k, A).
 
-    s^T (U^T V) h = (U s)^T (V h) with U (k, H) and V (k, A).
-
-    The source of the name is the course CS224n of Stanford University; neither of the two papers
-    has this score.
+    The name is from the course CS224n of Stanford University; neither of the two papers has this
+    score.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -109,9 +106,8 @@ class ReducedRankScore(ProjectedScore):
 
 
 class LocationScore(ScoreFunction):
-    """Location score, W h_t + b (Luong et al. 2015, equation 8, which has no bias).
-
-    It depends on the decoder state and the position, not on the annotations.
+    """Location score, W h_t + b (Luong et al. 2015, equation 8, which has no bias): it depends on
+    the decoder state and the position, not on the annotations.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -138,9 +134,8 @@ SCORES: dict[str, type[ScoreFunction]] = {
 
 
 class PredictedPosition(nn.Module):
-    """Predicted window centre of local-p attention (Luong et al. 2015, equation 9).
-
-    p_t = S sigmoid(v_p^T tanh(W_p h_t)).
+    """Predicted window centre of local-p attention, p_t = S sigmoid(v_p^T tanh(W_p h_t)) (Luong et
+    al. 2015, equation 9).
 
     v_p is `outer.weight` / H. Adam changes all weights by about the same amount per update. Without
     the factor 1 / H, the sum over H terms saturates the sigmoid within some hundred updates. Yang
@@ -164,20 +159,15 @@ class PredictedPosition(nn.Module):
 def align(
     scores: Tensor, source_lengths: Tensor, centres: Tensor | None = None, radius: int = 0, is_gaussian: bool = False
 ) -> Tensor:
-    """Compute the attention weights of one step by a softmax over the source or over a window.
-
-    The equations are those of Luong et al. 2015, section 3.2.
+    """Compute attention weights (B, S) of scores (B, S) by a softmax over the source or over a
+    window; they are 0 for padding and outside the window (Luong et al. 2015, section 3.2).
 
     Args:
-        scores: (B, S).
         source_lengths: (B,).
         centres: window centres p (B,); None attends to the whole source.
         radius: D of the window [p - D, p + D].
         is_gaussian: after the softmax, multiply by exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2
             (equation 10). The weights then sum to less than 1.
-
-    Returns:
-        Weights (B, S), 0 for padding and outside the window.
     """
     positions = torch.arange(scores.size(1), device=scores.device)
     mask = positions < source_lengths.unsqueeze(1)

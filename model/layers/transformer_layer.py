@@ -59,12 +59,8 @@ SelfAttention = MultiHeadAttention | AttentionWithoutWeights | LinformerAttentio
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward network, each with residual connection and normalization.
-
-    Args:
-        config: sizes.
-        self_attention: the attention module; multi-head attention by default.
-        pre_norm: pre-norm instead of post-norm.
+    """Self-attention and feed-forward network, each with residual connection and normalization. The
+    default of `self_attention` is multi-head attention.
     """
 
     def __init__(
@@ -81,17 +77,12 @@ class EncoderLayer(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor, need_weights: bool = False, projections: Sequence[Tensor] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the layer.
+        """Run the layer on x (B, S, M).
 
-        Args:
-            x: (B, S, M).
-            mask: broadcastable to (B, H, S, S), True where a query may attend to a key.
-            need_weights: also return the attention weights.
-            projections: E and F of `LinformerAttention`, empty for other attention.
-
-        Returns:
-            (B, S, M), and the attention weights (B, H, S, S) or None. The weights of
-            `LinformerAttention` are (B, H, S, k).
+        The mask, broadcastable to (B, H, S, S), is True where a query may attend to a key.
+        `projections` are E and F of `LinformerAttention`, empty for other attention. Returns
+        (B, S, M), and the attention weights (B, H, S, S), or (B, H, S, k) of `LinformerAttention`,
+        or None.
         """
         normalized = self.self_attention_norm.sublayer_input(x)
         attended, weights = self.self_attention(normalized, normalized, mask, need_weights, *projections)
@@ -100,9 +91,8 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention and feed-forward network.
-
-    Each has a residual connection and normalization.
+    """Causal self-attention, cross-attention and feed-forward network, each with residual
+    connection and normalization.
     """
 
     def __init__(self, config: StackConfig, pre_norm: bool = False) -> None:
@@ -117,18 +107,11 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, self_mask: Tensor, memory_mask: Tensor, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Run the layer.
+        """Run the layer on x (B, T, M) and the encoder's output (B, S, M).
 
-        Args:
-            x: (B, T, M).
-            memory: the encoder's output (B, S, M).
-            self_mask: broadcastable to (B, H, T, T).
-            memory_mask: broadcastable to (B, H, T, S).
-            need_weights: also return the attention weights.
-
-        Returns:
-            (B, T, M), the self-attention weights (B, H, T, T) and the cross-attention weights (B,
-            H, T, S). The weights are None unless requested.
+        The masks are broadcastable to (B, H, T, T) and (B, H, T, S). Returns (B, T, M), the
+        self-attention weights (B, H, T, T) and the cross-attention weights (B, H, T, S), which are
+        None unless requested.
         """
         normalized = self.self_attention_norm.sublayer_input(x)
         attended, self_weights = self.self_attention(normalized, normalized, self_mask, need_weights)

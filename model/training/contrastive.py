@@ -28,7 +28,6 @@ SCALE = 20.0  # by which cosines are multiplied, as in sentence-transformers
 @dataclass(frozen=True)
 class PairBatch(TensorBatch):
     """Padded token ids of both sides of pairs, (B, S) and (B, T), and their lengths (B,).
-
     `is_negative` (B, B) is True where the target of a column is a wrong one for the source of a
     row.
     """
@@ -56,12 +55,8 @@ def make_batch(examples: Sequence[Example], config: ArchitectureConfig) -> PairB
 
 
 def ranking_loss(model: TextEncoder, batch: PairBatch, smoothing: float = 0.0) -> Tensor:
-    """Return the sum over pairs of the mean cross-entropy of both directions, in nats.
-
-    Args:
-        model: the encoder.
-        batch: the pairs.
-        smoothing: ignored, because the softmax is over the texts of a batch and not over labels.
+    """Return the sum over pairs of the mean cross-entropy of both directions, in nats. Smoothing is
+    ignored, because the softmax is over the texts of a batch and not over labels.
     """
     sources = model(batch.source, batch.source_lengths)  # (B, M)
     targets = model(batch.target, batch.target_lengths)
@@ -73,9 +68,8 @@ def ranking_loss(model: TextEncoder, batch: PairBatch, smoothing: float = 0.0) -
 
 
 def sum_of_directions(scores: Tensor, is_counted: Tensor) -> Tensor:
-    """Return half the sum of the cross-entropies of the diagonal over rows and over columns.
-
-    A row's softmax is over its counted scores, and a column's over its own.
+    """Return half the sum of the cross-entropies of the diagonal over rows and over columns. The
+    softmax of a row or column is over its own counted scores.
     """
     own = torch.arange(len(scores), device=scores.device)
     total = scores.new_zeros(())
@@ -85,7 +79,8 @@ def sum_of_directions(scores: Tensor, is_counted: Tensor) -> Tensor:
 
 
 def count_pairs(batch: PairBatch, pad_id: int) -> int:
-    return len(batch.source)
+    """Return the number of pairs that have another one to be compared with, and so a loss."""
+    return int((batch.is_negative.any(dim=0) | batch.is_negative.any(dim=1)).sum())
 
 
 def sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -12,10 +12,8 @@ NUM_TICKS = 6  # at most, of an axis
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a picture of the training and validation loss by epoch.
-
-    Args:
-        rows: rows of the log, by epoch; a row without a validation has no `validation_loss`.
+    """Return a picture of the losses by epoch, given rows of the log, of which those without a
+    validation lack `validation_loss`.
     """
     points = {field: [(row["epoch"], row[field]) for row in rows if row.get(field) is not None] for field, *_ in LINES}
     last = max(row["epoch"] for row in rows)

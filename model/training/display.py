@@ -32,10 +32,7 @@ class UpdateFacts:
 
 
 class Display:
-    """Writes messages and progress to a stream.
-
-    On a terminal, there is a bar for each epoch.
-    """
+    """Writes messages and progress to a stream, on a terminal with a bar for each epoch."""
 
     def __init__(self, max_epochs: int, stream: TextIO | None = None) -> None:
         self._max_epochs = max_epochs
@@ -58,7 +55,6 @@ class Display:
             self._bar = tqdm(total=num_steps, initial=done, desc=name, unit="step", leave=False, file=self._stream)
 
     def update(self, step: UpdateFacts) -> None:
-        """Show an update."""
         self._tokens += step.tokens
         now = time.monotonic()
         speed = f"{self._tokens / max(now - self._since, 1e-9):,.0f} tokens/s"
@@ -149,11 +145,8 @@ class Events(Protocol):
 
 
 def check_tensorboard() -> None:
-    """Check that events for TensorBoard can be written.
-
-    Raises:
-        UsageError: the library tensorboard is not installed; the message has the command that
-            installs it in this environment.
+    """Check that the library tensorboard is installed. The `UsageError` has the command that
+    installs it in this environment.
     """
     if find_spec("tensorboard") is None:
         package = f"-e '{CHECKOUT}[tensorboard]'" if (CHECKOUT / "pyproject.toml").is_file() else "tensorboard"
@@ -164,11 +157,7 @@ def check_tensorboard() -> None:
 
 
 def open_events(folder: Path) -> Events:
-    """Return a writer of events for TensorBoard.
-
-    Raises:
-        UsageError: the library tensorboard is not installed.
-    """
+    """Return a writer of events for TensorBoard."""
     check_tensorboard()
     from torch.utils.tensorboard import SummaryWriter
 

@@ -38,11 +38,8 @@ _HELD: set[Path] = set()
 def locked(folder: Path) -> Iterator[None]:
     """Create the folder if necessary and lock it; remove a new folder that stays empty.
 
-    The operating system releases the lock when the process ends.
-
-    Raises:
-        UsageError: the folder is a file, or cannot be written.
-        ValueError: another process holds the lock.
+    The operating system releases the lock when the process ends. Raises `UsageError` if the folder
+    is a file or cannot be written, and `ValueError` if another process holds the lock.
     """
     check_writable(folder)
     is_new = not folder.exists()
@@ -95,16 +92,13 @@ class RunFolder:
         """Write the weights of an epoch, the averaged checkpoint and, if `is_best`, the best.
 
         Args:
-            config: configuration of the model.
-            weights: its weights.
             facts: `epoch` and, if known, `validation_loss`.
             kept: number of last epochs whose weights stay in the folder.
             averaged: number of last epochs whose weights are averaged, at most `kept`.
-            is_best: True if the dev loss is the lowest.
         """
         self.epochs.mkdir(exist_ok=True)
         save_tensors(self.epochs / f"{facts['epoch']:04d}.safetensors", weights, facts)
-        paths = sorted(self.epochs.glob("*.safetensors"))
+        paths = sorted(self.epochs.glob("*.safetensors"), key=lambda path: int(path.stem))
         for old in paths[:-kept]:
             old.unlink()
         last = paths[-averaged:]
@@ -114,10 +108,8 @@ class RunFolder:
             save_checkpoint(self.best, config, weights, self.tokenizer, facts)
 
     def add_to_log(self, row: Mapping[str, Any]) -> None:
-        """Add a line to the log and draw the curve again.
-
-        Both files are replaced, so that a full disk leaves no partial line. A line of the log that
-        is not valid only prevents the curve.
+        """Add a line to the log and draw the curve again. Both files are replaced, so that a full
+        disk leaves no partial line. A line of the log that is not valid only prevents the curve.
         """
         add_line(self.log, row)
         with suppress(ValueError, KeyError):

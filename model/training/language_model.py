@@ -22,9 +22,8 @@ IGNORED = -100  # target of a token without loss
 
 @dataclass(frozen=True)
 class LanguageBatch(TensorBatch):
-    """Padded token ids without the last token (B, T), and their targets (B, T).
-
-    A target is the next token, or `IGNORED` if that token is not part of the loss.
+    """Padded token ids without the last token (B, T), and the next tokens as targets (B, T),
+    `IGNORED` where they are not part of the loss.
     """
 
     ids: Tensor

@@ -16,10 +16,8 @@ MAX_SHARE = 0.25  # of the width that features may have
 
 
 def log_ratios(examples: Examples, vocab_size: int, num_labels: int) -> Tensor:
-    """Return the log-count ratios (V, C) of all tokens.
-
-    A ratio compares the share of the texts with a label that have the token with the share of the
-    other texts; one text is added to each count.
+    """Return the log-count ratios (V, C) of all tokens. A ratio compares the share of the texts
+    with a label that have the token with that of the other texts; one text is added to each count.
     """
     having, texts = torch.zeros(vocab_size, num_labels), torch.zeros(num_labels)  # texts with a token and a label
     of_all = torch.zeros(vocab_size)
@@ -38,8 +36,7 @@ def embed_log_ratios(model: Classifier, examples: Examples) -> None:
     """Replace the last columns of the token embeddings by the log-count ratios of all labels.
 
     They are the last, because sinusoidal positions vary least there. Many labels are replaced by
-    the principal components of their ratios. With two labels that exclude each other, one column
-    has all information.
+    the principal components of their ratios; for two that exclude each other, one column is enough.
     """
     config = model.config
     ratios = log_ratios(examples, config.vocab_size, len(config.labels))

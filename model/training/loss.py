@@ -44,8 +44,6 @@ def _loss_and_gradients(
         log_weights: (N, S), logarithms of the weights of the predictions.
         weight: (V, M), the output projection.
         targets: (N,) token ids.
-        smoothing: label smoothing.
-        dtype: type of the products.
 
     Returns:
         The loss, the cost of each prediction (N, S) in nats, and the gradients of hidden,
@@ -89,9 +87,8 @@ def _loss_and_gradients(
 def projected_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ignore_id: int
 ) -> Tensor:
-    """Compute the sum of label-smoothed cross-entropies (Szegedy et al. 2016, section 7), in nats.
-
-    The arguments are those of `projected_costs`.
+    """Compute the sum of label-smoothed cross-entropies (Szegedy et al. 2016, section 7), in nats,
+    given the arguments of `projected_costs`.
     """
     return projected_costs(hidden, weight, targets, smoothing, ignore_id)[0]
 
@@ -104,9 +101,7 @@ def projected_costs(
     Args:
         hidden: (N, M), the last hidden states of the decoder.
         weight: (V, M), the output projection.
-        targets: (N,) token ids.
-        smoothing: label smoothing.
-        ignore_id: targets with this id are ignored.
+        targets: (N,) token ids, of which `ignore_id` is ignored.
 
     Returns:
         The smoothed sum in nats, with gradients for `hidden` and `weight`; and the costs (N,) in
@@ -123,20 +118,12 @@ def projected_costs(
 
 
 def projected_mixture(hidden: Tensor, log_weights: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """Compute -sum_n log sum_s exp(log_weights_ns - c_ns).
+    """Compute -sum_n log sum_s exp(log_weights_ns - c_ns), in nats, with gradients for `hidden`
+    (N, S, M), the last hidden states of S predictions of each target, `log_weights` (N, S) and the
+    output projection `weight` (V, M).
 
-    c_ns is the label-smoothed cross-entropy of targets_n given hidden_ns. Without smoothing,
-    exp(-c_ns) is p(targets_n | hidden_ns).
-
-    Args:
-        hidden: (N, S, M), the last hidden states of S predictions of each target.
-        log_weights: (N, S), logarithms of the weights of the predictions.
-        weight: (V, M), the output projection.
-        targets: (N,) token ids.
-        smoothing: label smoothing.
-
-    Returns:
-        The sum in nats, with gradients for `hidden`, `log_weights` and `weight`.
+    c_ns is the label-smoothed cross-entropy of targets_n, token ids (N,), given hidden_ns. Without
+    smoothing, exp(-c_ns) is p(targets_n | hidden_ns).
     """
     return _project(hidden, log_weights, weight, targets, smoothing)[0]
 

@@ -183,9 +183,7 @@ FLAGS: Mapping[str, str] = {
 
 
 def with_flags(message: str) -> str:
-    """Return a message of `sightline.model.training.train_config` with flags instead of names of
-    settings.
-    """
+    """Replace names of settings by flags in a message of `train_config`."""
     return re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda name: FLAGS.get(name[0], name[0]), message)
 
 
@@ -207,20 +205,13 @@ def defaults_of(task: TaskName) -> dict[str, Value]:
 
 
 def read_task(path: Path) -> object:
-    """Return the task that a configuration file names, None if it names none.
-
-    Raises:
-        UsageError: see `read_options`.
-    """
+    """Return the task that a configuration file names, None if it names none."""
     return read_toml(path).get(TASK_KEY)
 
 
 def read_keys(path: Path, task: TaskName) -> Given:
-    """Return the options in a configuration file, which are not checked yet.
-
-    Raises:
-        UsageError: the file is missing or is not TOML, it is for another task, or a key is unknown;
-            the message names the file and the key.
+    """Return the options in a configuration file, which are not checked yet. A `UsageError` names
+    the file and the key.
     """
     if not path.exists():
         raise UsageError(f"missing file {path}; write one with --print-config")
@@ -233,20 +224,13 @@ def read_keys(path: Path, task: TaskName) -> Given:
 
 
 def read_options(path: Path, task: TaskName) -> dict[str, Value]:
-    """Read the options in a configuration file.
-
-    Raises:
-        UsageError: see `read_keys`, or a value is not allowed.
-    """
+    """Read the options in a configuration file. A `UsageError` names the file and the key."""
     return values_of(check(OPTIONS[task], read_keys(path, task)))
 
 
 def options_to_toml(task: TaskName, values: Mapping[str, Value]) -> str:
-    """Return a configuration file with every option of a task, which `read_options` reads.
-
-    Args:
-        task: task of the file.
-        values: values of options by key; the others have their defaults.
+    """Return a configuration file for `read_options` with every option of a task; those that
+    `values` lacks have their defaults.
     """
     names = {key_of(name): name for name in OPTIONS[task].model_fields}
     text = to_toml(OPTIONS[task], {names[key]: value for key, value in values.items()})

@@ -117,15 +117,11 @@ def choose(
     """Choose the settings of a run and its model.
 
     Args:
-        facts: facts about the encoded data.
         vocabulary: fields of the model that the tokenizer determines, see
             `sightline.model.data.tokenizer_training.token_fields`.
         fields: fields of TrainConfig that the user gave.
-        size: size of the model, if the user gave one.
-        dropout: dropout of the model, if the user gave one.
         multi_label: a text has any number of labels.
         model: the model of the checkpoint that the run starts from, if there is one.
-        start: kind of the initial weights.
         updates_in_time: updates after which the time of the run ends, if it is limited. A shorter
             run has a shorter warm-up and more frequent validations; its epochs are not limited.
 

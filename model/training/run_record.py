@@ -29,11 +29,7 @@ class TrainingRecord:
     """The record of a run, with one entry of `starts` for each start or resume."""
 
     def __init__(self, path: Path) -> None:
-        """Read a record, or create an empty one.
-
-        Raises:
-            ValueError: the file is not valid JSON.
-        """
+        """Read a record, or create an empty one. Raises `ValueError` if it is not valid JSON."""
         self._path = path
         self._fields: dict[str, Any] = read_fields(path) if path.exists() else {"starts": []}
 
@@ -44,11 +40,8 @@ class TrainingRecord:
         return starts[-1] if starts else None
 
     def start(self, facts: Mapping[str, Any], start: Mapping[str, Any]) -> None:
-        """Write the facts of the run, and an entry for this start.
-
-        Args:
-            facts: fields of the whole run, which replace earlier ones.
-            start: facts of this start, in addition to its time and command.
+        """Write facts of the whole run, which replace earlier ones, and an entry for this start
+        with its time and command.
         """
         entry = {"time": _now(), "command": shlex.join(sys.orig_argv), **start}
         kept = {name: value for name, value in self._fields.items() if name not in MOVED}

@@ -49,17 +49,10 @@ class Report:
     """Report of the training in this process."""
 
     def __init__(self, folder: RunFolder, config: TrainConfig, device: torch.device, flags: Mapping[str, str]) -> None:
-        """Read the record of the run, if there is one.
+        """Read the record of the run, if there is one. Messages name settings by `flags`.
 
-        Args:
-            folder: folder of the run.
-            config: settings of the training.
-            device: device of the model.
-            flags: options of the command line by the names of settings, for messages.
-
-        Raises:
-            UsageError: the settings request events for TensorBoard, which is not installed.
-            ValueError: the record is not valid JSON.
+        Raises `UsageError` if events for TensorBoard, which is not installed, are requested, and
+        `ValueError` for a record that is not valid JSON.
         """
         self._folder, self._config, self._device = folder, config, device
         self._flags = flags
@@ -71,12 +64,8 @@ class Report:
             self._events = open_events(folder.path / "tensorboard")
 
     def start(self, facts: RunFacts, progress: Progress, changes: Mapping[str, Any]) -> None:
-        """Write that the training starts or resumes.
-
-        Args:
-            facts: task, model and data of the run.
-            progress: progress of the run.
-            changes: settings that the earlier part of the run had differently, with both values.
+        """Write that the training starts or resumes. `changes` are settings that the earlier part
+        of the run had differently, with both values.
         """
         self.display.line(self._describe(facts, progress))
         now, earlier = environment(self._device), self._record.last_start
@@ -124,15 +113,7 @@ class Report:
         )
 
     def step(self, progress: Progress, num_steps: int, tokens: int, rate: float, seconds: float) -> None:
-        """Show an update.
-
-        Args:
-            progress: progress after the update.
-            num_steps: updates of the epoch.
-            tokens: tokens of the batches, without padding.
-            rate: learning rate.
-            seconds: time of the update.
-        """
+        """Show an update of an epoch of `num_steps`. Tokens are counted without padding."""
         config, estimate, epoch = self._config, self._estimate, progress.epoch + 1
         estimate.add(seconds)
         done = math.ceil(progress.batch / config.accumulate)
@@ -185,12 +166,8 @@ class Report:
             self.display.line(f"  {sample}")
 
     def end(self, reason: str, progress: Progress, checkpoints: Sequence[Path]) -> None:
-        """Write why the training ended.
-
-        Args:
-            reason: why it ended.
-            progress: progress of the run.
-            checkpoints: folders of the finished checkpoints; empty if the run is interrupted.
+        """Write why the training ended. `checkpoints` are the folders of the finished ones; empty
+        if the run is interrupted.
         """
         result: dict[str, Any] = {"epoch": progress.epoch, "step": progress.step}
         result["minutes"] = round(progress.seconds / 60, 2)

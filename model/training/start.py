@@ -70,17 +70,14 @@ def start_from(
 
     Args:
         path: a run folder, one of its checkpoints, or a folder in the layout of Hugging Face.
-        task: task of the new run.
         labels: labels of the new run, if it is a classification.
         multi_label: a text has any number of labels.
         chat_template: Jinja template for dialogues, for a checkpoint of others that has none; None
             if the data has no dialogues.
 
     Raises:
-        UsageError: the folder has no checkpoint, or one that cannot be trained for the task; the
-            message names the file.
-        FileNotFoundError: a file of a run is missing.
-        ValueError: a file of a run is damaged.
+        UsageError: the folder has no checkpoint, or one that cannot be trained for the task.
+        FileNotFoundError, ValueError: a file of a run is missing or damaged.
     """
     folder = checkpoint_folder(path)
     if is_pretrained(folder):
@@ -158,10 +155,8 @@ def _start_from_pretrained(
 
 
 def _checked(folder: Path, start: Start) -> Start:
-    """Compare the shapes of the weights with those of the model before it gets any memory.
-
-    Raises:
-        UsageError: they differ, or the configuration describes no model.
+    """Compare the shapes of the weights with those of the model before it gets any memory. Raises
+    `UsageError` if they differ, or the configuration describes no model.
     """
     try:
         with torch.device("meta"):
@@ -201,16 +196,8 @@ def _with_labels(
 
 
 def _load(model: nn.Module, weights: Mapping[str, Tensor], folder: Path, new: tuple[str, ...]) -> None:
-    """Set the weights of a model.
-
-    Args:
-        model: the model.
-        weights: by the names of its state dictionary.
-        folder: name in errors.
-        new: starts of the names of tensors that may be missing.
-
-    Raises:
-        UsageError: a tensor is missing or unknown, or has another shape.
+    """Set the weights of a model, by the names of its state dictionary. Only tensors whose names
+    start with one of `new` may be missing; none may be unknown or have another shape.
     """
     expected = model.state_dict()
     missing = [name for name in expected if name not in weights and not name.startswith(new)]
@@ -232,11 +219,7 @@ def _load(model: nn.Module, weights: Mapping[str, Tensor], folder: Path, new: tu
 
 
 def _find_weights(folder: Path) -> list[Path]:
-    """Return the files with the weights of a checkpoint of others.
-
-    Raises:
-        UsageError: there are none, or one is missing.
-    """
+    """Return the files with the weights of a checkpoint of others."""
     for name in (WEIGHTS, PICKLE):
         if (folder / name).is_file():
             return [folder / name]
@@ -256,12 +239,8 @@ def _find_weights(folder: Path) -> list[Path]:
 
 
 def read_weights(folder: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
-    """Read the weights of a checkpoint of others as float32. No code in a pickle is run.
-
-    With `only_shapes`, they are on the device "meta", without values.
-
-    Raises:
-        UsageError: a file is missing or damaged.
+    """Read the weights of a checkpoint of others as float32. No code in a pickle is run. With
+    `only_shapes`, they are on the device "meta", without values.
     """
     weights: dict[str, Tensor] = {}
     for path in _find_weights(folder):
@@ -279,11 +258,7 @@ def read_weights(folder: Path, *, only_shapes: bool = False) -> dict[str, Tensor
 
 def adapted(weights: Mapping[str, Tensor], config: PretrainedConfig, *, keeps_head: bool) -> dict[str, Tensor]:
     """Return the weights by the names of the model to train, without those that it does not need.
-
-    Args:
-        weights: content of the checkpoint.
-        config: configuration of the model to train.
-        keeps_head: keep the head, because the checkpoint is a classifier.
+    `keeps_head` keeps the head, because the checkpoint is a classifier.
     """
     family = FAMILIES[config.family]
     has_prefix = any(name.startswith(family.prefix) for name in weights)
@@ -308,9 +283,7 @@ def adapted(weights: Mapping[str, Tensor], config: PretrainedConfig, *, keeps_he
 
 def _with_output(weights: dict[str, Tensor], config: PretrainedConfig) -> dict[str, Tensor]:
     """Leave out an output layer that is the embedding; use the embedding if there is no other.
-
-    Raises:
-        UsageError: both are there and differ, although config.json says that they are the same.
+    Raises `UsageError` if both differ although config.json says that they are the same.
     """
     output, embedding = weights.get("lm_head.weight"), weights.get("model.embed_tokens.weight")
     if config.value("tie_word_embeddings", config.family == "smollm3"):

@@ -65,16 +65,8 @@ def save_state(
 ) -> None:
     """Write the state of a run atomically.
 
-    Args:
-        path: the file to write or replace.
-        model: its weights and buffers are written.
-        optimizer: Adam.
-        progress: counters.
-        data_digest: digest of the data, with which the run must continue.
-        random_state: None between two epochs, because an epoch sets it.
-
-    Raises:
-        OSError: the file cannot be written.
+    `data_digest` is that of the data with which the run must continue. `random_state` is None
+    between two epochs, because an epoch sets it.
     """
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
@@ -84,10 +76,8 @@ def save_state(
 
 
 def load_state(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Progress, RandomState | None]:
-    """Read what `save_state` wrote into a model and an optimizer.
-
-    Raises:
-        KeyError, RuntimeError, TypeError or ValueError: the state is damaged or of another model.
+    """Read what `save_state` wrote into a model and an optimizer. Raises `KeyError`,
+    `RuntimeError`, `TypeError` or `ValueError` if the state is damaged or of another model.
     """
     tensors, facts = load_tensors(path), load_metadata(path)
     model.load_state_dict(_part(tensors, "model."))

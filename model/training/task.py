@@ -31,10 +31,8 @@ def first_lengths(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Task(Generic[BatchT, ModelT]):
-    """Functions that form batches and compute losses and metrics.
-
-    A loss is a sum over a batch, in nats; `count` returns the number of terms, by which the trainer
-    divides it.
+    """Functions that form batches and compute losses and metrics. A loss is a sum over a batch, in
+    nats; `count` returns the number of terms, by which the trainer divides it.
     """
 
     name: TaskName

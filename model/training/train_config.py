@@ -39,9 +39,8 @@ CHANGEABLE = frozenset(
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of a training run.
-
-    The defaults are the Multi30k recipe of Wu et al. 2021 with half its batch size.
+    """Settings of a training run, by default the Multi30k recipe of Wu et al. 2021 with half its
+    batch size.
     """
 
     max_epochs: Count = 150
@@ -89,11 +88,8 @@ def train_config_to_json(config: TrainConfig) -> str:
 
 
 def read_train_config(path: Path) -> TrainConfig:
-    """Read what `train_config_to_json` wrote; missing settings get their defaults.
-
-    Raises:
-        ValueError: the file is not a JSON object, a setting is unknown, or a value is not allowed;
-            the message names the file and the field.
+    """Read what `train_config_to_json` wrote; missing settings get their defaults. A `ValueError`
+    names the file and the field.
     """
     fields = {name: value for name, value in read_fields(path).items() if name not in _LEFT_OUT}
     return from_fields(TrainConfig, fields, path)

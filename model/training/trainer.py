@@ -46,14 +46,9 @@ SAVED_BEFORE_VALIDATION_S = 60.0  # age of the last state from which it is saved
 
 
 def inverse_sqrt_rate(step: int, peak: float, warmup_steps: int) -> float:
-    """Return the learning rate of a step (Vaswani et al. 2017, equation 3).
+    """Return the learning rate of a step, counting from 1 (Vaswani et al. 2017, equation 3).
 
     The rate grows linearly to the peak during the warm-up, then decreases with 1 / sqrt(step).
-
-    Args:
-        step: number of the update, counting from 1.
-        peak: the largest learning rate.
-        warmup_steps: number of updates of the warm-up.
     """
     return peak * min(step / warmup_steps, math.sqrt(warmup_steps / step))
 
@@ -77,11 +72,6 @@ class Trainer:
         """Create a run in an empty or missing folder, or resume the run in the folder.
 
         Args:
-            run: folder of the run.
-            config: settings of the training.
-            task: the task, which computes losses.
-            data: tokenizer and examples.
-            model_config: configuration of the model.
             device: device of the model; by default CUDA if available, else the CPU.
             initialise: replaces the random weights of a new run, for example by those of another
                 run; by default, that of the task.
@@ -120,6 +110,8 @@ class Trainer:
             check_tokenizer(self.tokenizer, model_config)
             self._check_sizes("train", data.train)
             self._check_sizes("dev", data.dev)
+            self._check_loss("train", data.train, epoch=1)
+            self._check_loss("dev", data.dev, epoch=0)
             torch.manual_seed(config.seed)
             self.model: Any = build_model(model_config)
             if not is_resumed:
@@ -146,11 +138,7 @@ class Trainer:
         """Do nothing at epoch 0, before the training, and after each epoch; a subclass records."""
 
     def _check_settings(self) -> None:
-        """Check that the run in the folder has the same settings and the same model.
-
-        Raises:
-            UsageError: it has others.
-        """
+        """Check that the run in the folder has the same settings and the same model."""
         earlier = read_train_config(self.folder.settings)
         changed = changed_settings(earlier, self.config).keys() - CHANGEABLE
         if changed:
@@ -162,11 +150,7 @@ class Trainer:
             raise UsageError(f"{self.folder} contains a run of another model; choose another folder")
 
     def _check_sizes(self, split: str, examples: Examples) -> None:
-        """Check that a split has examples and that the model can read them.
-
-        Raises:
-            ValueError: there is no example, or one is too long.
-        """
+        """Check that a split has examples and that the model can read them. Raises `ValueError`."""
         if not len(examples):
             raise ValueError(f"there is no example of {split}; add examples")
         longest, positions = int(self.task.sizes(examples.lengths).max()), self.model_config.max_positions
@@ -174,6 +158,15 @@ class Trainer:
             raise ValueError(
                 f"an example of {split} has {longest} tokens, but max_positions of the model is {positions}; set "
                 f"max_length_tokens to {positions} to skip longer examples"
+            )
+
+    def _check_loss(self, split: str, examples: Examples, epoch: int) -> None:
+        """Check that some batch has something to predict; otherwise the loss is 0 in each epoch."""
+        if not any(self.task.count(batch, self.model_config.pad_id) for batch in self.batches(examples, epoch)):
+            raise UsageError(
+                f"{split} has no loss: a text needs at least one token to predict, and a pair of an encoder needs "
+                f"another pair with other texts in its batch; add examples of {split}, or increase "
+                f"{self._flag('batch_tokens')}"
             )
 
     def _load_state(self) -> None:
@@ -219,15 +212,9 @@ class Trainer:
             yield self.make_batch(examples, indices)
 
     def train_epoch(self) -> bool:
-        """Train on the examples of an epoch that were not used yet.
-
-        Returns:
-            True at the end of the epoch, False if `max_minutes` ended it before.
-
-        Raises:
-            Interrupted: a signal arrived.
-            OSError: a checkpoint cannot be written.
-            ValueError: the loss or its gradient is not finite.
+        """Train on the examples of an epoch that were not used yet. Returns False if `max_minutes`
+        ended it before its end. Raises `Interrupted` if a signal arrived, and `ValueError` if the
+        loss or its gradient is not finite.
         """
         progress, epoch, examples = self.progress, self.progress.epoch + 1, self.train_examples
         buckets, per_update = self._buckets(examples, epoch), self.config.accumulate
@@ -254,10 +241,8 @@ class Trainer:
         return True
 
     def update(self, batches: Sequence[Any]) -> tuple[float, int]:
-        """Make an update with batches on the device.
-
-        Returns:
-            The training loss, summed over all batches, in nats, and its number of terms.
+        """Make an update with batches on the device; return the training loss, summed over all
+        batches, in nats, and its number of terms.
         """
         rate = inverse_sqrt_rate(self.progress.step, self.config.peak_learning_rate, self.config.warmup_steps)
         for group in self.optimizer.param_groups:
@@ -278,16 +263,12 @@ class Trainer:
         return total, count
 
     def measure_updates(self, count: int = 6, clock: Callable[[], float] = time.process_time) -> tuple[int, float]:
-        """Measure updates with batches of all sizes of the first epoch.
+        """Measure updates with batches of all sizes of the first epoch, after one that is not
+        measured. Returns the number of updates of an epoch, and the mean time of an update of one
+        batch in seconds.
 
         Weights, random numbers and progress change, so that this trainer cannot train afterwards.
-
-        Args:
-            count: number of updates. One more comes before them and is not measured.
-            clock: returns seconds; by default, those of the process.
-
-        Returns:
-            Number of updates of an epoch, and mean time of an update of one batch in seconds.
+        `clock` returns seconds, by default those of the process.
         """
         buckets = sorted(self._buckets(self.train_examples, 1), key=len)
         chosen = [buckets[round(index)] for index in np.linspace(0, len(buckets) - 1, 2 * count + 1)[1::2]]
@@ -301,13 +282,8 @@ class Trainer:
         return math.ceil(len(buckets) / self.config.accumulate), (clock() - started) / len(batches)
 
     def _may_continue(self) -> bool:
-        """Save a checkpoint within the epoch if it is time.
-
-        Returns:
-            False if the run has used its time.
-
-        Raises:
-            Interrupted: a signal arrived.
+        """Save a checkpoint within the epoch if it is time; return False if the run has used its
+        time. Raises `Interrupted` if a signal arrived.
         """
         if self._interrupts.received:
             raise Interrupted(self._interrupts.received)
@@ -333,9 +309,7 @@ class Trainer:
     @torch.inference_mode()
     def validate(self) -> float:
         """Compute the mean loss on the development examples without label smoothing, in nats.
-
-        Raises:
-            ValueError: the loss is not finite.
+        Raises `ValueError` if it is not finite.
         """
         self.model.eval()
         total, count = 0.0, 0
@@ -364,13 +338,11 @@ class Trainer:
             )
 
     def fit(self) -> None:
-        """Train until `max_epochs`, `max_minutes`, or until the validation loss stops improving.
-
-        Training stops after `patience_epochs` epochs without improvement.
+        """Train until `max_epochs`, `max_minutes`, or `patience_epochs` epochs without a lower
+        validation loss.
 
         Raises:
             Interrupted: SIGINT or SIGTERM arrived; the state is saved.
-            OSError: a file cannot be written.
             ValueError: another process uses the folder or has continued the run, or the training
                 diverged.
         """
@@ -442,12 +414,10 @@ class Trainer:
         return f"{config.max_minutes:g} minutes used" if self._is_out_of_time() else ""
 
     def _finish_epoch(self, is_whole: bool) -> None:
-        """Validate, and write the checkpoints and the log line of an epoch.
+        """Validate, and write the checkpoints and the log line of an epoch, which is not whole if
+        the run ends within it; a resumed run can then continue it.
 
         The state is written last, so that an interruption in between repeats a part of the epoch.
-
-        Args:
-            is_whole: False if the run ends within the epoch, which a resumed run can continue.
         """
         progress, epoch = self.progress, self.progress.epoch + 1
         loss, evaluation, started = None, None, time.monotonic()

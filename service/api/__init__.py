@@ -1,3 +1,1 @@
-"""The native endpoints: each file has the request model, the response and the handler of one
-endpoint.
-"""
+"""The native endpoints: each file has the request model, response and handler of one of them."""

@@ -124,11 +124,7 @@ async def show_attention(call: Call, body: AttentionBody, headers: Headers) -> A
 
 
 def _check_target_parameters(fields_set: Collection[str]) -> None:
-    """Reject parameters that have no effect on targets.
-
-    Raises:
-        ApiError: `invalid_parameter`.
-    """
+    """Reject parameters that have no effect on targets."""
     for name in GENERATING_PARAMETERS:
         if name in fields_set:
             allowed = ", ".join(f"{{{parameter}}}" for parameter in TARGET_PARAMETERS)

@@ -1,6 +1,4 @@
-"""Declaration of an endpoint: what the transport needs to call its handler and to describe it in
-OpenAPI.
-"""
+"""Declaration of an endpoint: all that the transport needs to call and to describe it (OpenAPI)."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -46,8 +44,6 @@ ModelInQuery = Annotated[str | None, _attribute_of_call("model_in_query")]
 Tail = Annotated[bytes, _attribute_of_call("tail")]  # bytes of the body after its JSON
 PathModel = Annotated[str, described("Name of the model.")]
 
-# Every endpoint can answer with these.
-COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal", "misdirected_request")
 # An endpoint that needs a key, once there are keys, can also answer with this.
 ACCESS_ERRORS: tuple[ErrorCode, ...] = ("unauthorized",)
 # An endpoint that needs the models to be ready can also answer with these,
@@ -81,9 +77,11 @@ class BodyFormat:
     media_types: Sequence[str] = (JSON,)  # "" is that of a request which names none
     length_header: str | None = None  # number of bytes that are JSON, all if absent; the rest is the handler's `tail`
     is_optional: bool = False  # an empty body is an empty object
+    is_form: bool = True  # a body of the type of a form is one, and not JSON
 
 
 UNTYPED_JSON = BodyFormat((JSON, ""))  # of APIs whose clients send no Content-Type
+CURL_JSON = BodyFormat((*UNTYPED_JSON.media_types, FORM), is_form=False)  # `curl -d` names the type of a form
 
 
 class Error(BaseModel):

@@ -13,11 +13,10 @@ from sightline.service.inference.generate import (
     DoubtfulResult,
     GenerateResult,
     GenerateWarning,
-    generate,
     parameters_for,
 )
 from sightline.service.inference.language_choice import generating_model
-from sightline.service.inference.sentence_splitting import generate_by_sentence, sentence_warnings
+from sightline.service.inference.sentence_splitting import generate_texts, sentence_warnings
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import NEUTRAL, GenerateParameters, given_parameters
 
@@ -88,8 +87,7 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
     if body.stream:
         events = await stream(call, model, body.inputs, parameters)
         return EventStream(events, NativeEventEncoder(await sentence_warnings(call, model, body.inputs, parameters)))
-    run = generate_by_sentence if parameters.split_sentences else generate
-    result = await run(call, model, body.inputs, parameters, on_empty=body.on_empty)
+    result = await generate_texts(call, model, body.inputs, parameters, on_empty=body.on_empty)
     if model.manifest.training_unit == "sentence":
         warnings = await sentence_warnings(call, model, body.inputs, parameters)
         if warnings:
@@ -98,9 +96,7 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
 
 
 class NativeEventEncoder:
-    """Writes the events as they are, then `[DONE]`. The end of a sequence has the warning about its
-    input, if there is one.
-    """
+    """Writes the events, the end of a sequence with the warning about its input, then `[DONE]`."""
 
     def __init__(self, warnings: Mapping[int, GenerateWarning]) -> None:
         """Create an encoder; `warnings` are by the index of the input."""

@@ -1,4 +1,4 @@
-"""GET /health/live, /health/ready, /health and /metrics: for orchestrators and monitoring."""
+"""GET /health/live, /health/ready, /health, /ping, /metrics: for orchestrators and monitoring."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -42,6 +42,11 @@ async def health(call: Call) -> Health:
     return Health("ok")
 
 
+async def ping(call: Call) -> Health:
+    """Return 200 if requests are served, on the path that SageMaker polls."""
+    return await health(call)
+
+
 async def metrics(call: Call) -> Raw:
     """Return the metrics in the Prometheus text format."""
     texts = await call.service.peers.metrics(call.service)
@@ -52,5 +57,6 @@ ENDPOINTS = (
     Endpoint("GET", "/health/live", live, Health, ignores_query=True, is_open=True),
     Endpoint("GET", "/health/ready", ready, Readiness, errors=UNAVAILABLE_ERRORS, ignores_query=True, is_open=True),
     Endpoint("GET", "/health", health, Health, errors=UNAVAILABLE_ERRORS, ignores_query=True, is_open=True),
+    Endpoint("GET", "/ping", ping, Health, errors=UNAVAILABLE_ERRORS, ignores_query=True, is_open=True),
     Endpoint("GET", "/metrics", metrics, media_types=("text/plain",), ignores_query=True, role="admin"),
 )

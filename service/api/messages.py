@@ -60,24 +60,15 @@ class Message(RequestBody):
         return self.role in ("system", "developer")
 
 
-Messages = Annotated[
-    list[Message],
-    Field(
-        min_length=1,
-        max_length=MAX_MESSAGES,
-        fail_fast=True,
-        description="System messages, if any, then messages of user and assistant, beginning with the user's. The "
-        "model replies to the last message, or continues it if it is the assistant's.",
-    ),
-]
+DIALOGUE = (
+    "System messages, if any, then messages of user and assistant, beginning with the user's. The model replies to the "
+    "last message, or continues it if it is the assistant's."
+)
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True, description=DIALOGUE)]
 
 
 def check_dialogue(messages: Sequence[Message]) -> None:
-    """Check the roles of the messages of a dialogue, and that the messages are not blank.
-
-    Raises:
-        PydanticCustomError: the first message that is not allowed.
-    """
+    """Check the roles of the messages of a dialogue, and that the messages are not blank."""
     num_system = len(list(takewhile(lambda message: message.is_system, messages)))
     if num_system == len(messages):
         text = "At least one message must be the user's: the model replies to it."
@@ -91,12 +82,7 @@ def check_dialogue(messages: Sequence[Message]) -> None:
 
 
 def prompt_of(model: ServedModel, messages: Sequence[Message]) -> Prompt:
-    """Format a dialogue with the chat template of a model.
-
-    Raises:
-        ApiError: `unsupported_task` if the model has no chat template; `unsupported_parameter` if
-            the template has no place for a second system message.
-    """
+    """Format a dialogue with a model's chat template, which may refuse a second system message."""
     template = model.manifest.chat
     if template is None:
         message = f"{model.name} has no chat template, so it cannot chat. GET /v1/models shows which models chat."

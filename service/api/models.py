@@ -94,6 +94,10 @@ class EmbeddingSettings:
     default_prompt: Annotated[
         str | None, Field(description="Name of the prompt of requests that name none; null if there is none.")
     ]
+    matryoshka: Annotated[
+        list[int] | None,
+        Field(description="Smaller values of `dimensions`: null if there are none, empty if all are supported."),
+    ]
 
 
 @dataclass(frozen=True)
@@ -293,7 +297,9 @@ def _embedding_of(manifest: Manifest) -> EmbeddingSettings | None:
     embedding = manifest.embedding
     if embedding is None:
         return None
-    return EmbeddingSettings(embedding.pooling, embedding.normalize, dict(embedding.prompts), embedding.default_prompt)
+    prompts = dict(embedding.prompts)
+    lengths = None if embedding.matryoshka is None else list(embedding.matryoshka)
+    return EmbeddingSettings(embedding.pooling, embedding.normalize, prompts, embedding.default_prompt, lengths)
 
 
 ENDPOINTS = (

@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName, check_targets
+from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import RequestBody
 from sightline.service.inference.language_choice import generating_model
 from sightline.service.inference.score import ScoreResult, score
@@ -43,9 +44,16 @@ async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
 
     Each target gets its end token; its score is the sum of the log-probabilities of all its tokens.
     """
+    try:
+        model = await generating_model(call, body.model, body.source_language, body.target_language)
+    except ApiError as error:
+        if error.code != "unsupported_task":
+            raise
+        message = error.text.replace("do the task generate", "score targets, which needs the task generate")
+        raise ApiError(error.code, message, field=error.field) from None
     return await score(
         call,
-        await generating_model(call, body.model, body.source_language, body.target_language),
+        model,
         body.inputs,
         body.targets,
         top_logprobs=body.top_logprobs,

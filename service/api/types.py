@@ -70,11 +70,7 @@ ONE_TARGET: dict[str, Any] = {
 
 
 def check_targets(inputs: Texts, targets: Texts) -> None:
-    """Check that there is one target for each input.
-
-    Raises:
-        PydanticCustomError: `inputs` and `targets` differ in form or length.
-    """
+    """Check that there is one target for each input."""
     if (inputs.is_list, len(inputs)) != (targets.is_list, len(targets)):
         message = "inputs and targets must be both one string, or both lists of the same length"
         message += f", got {len(inputs)} and {len(targets)}." if inputs.is_list and targets.is_list else "."

@@ -26,7 +26,12 @@ PLACEHOLDER_MODELS = frozenset({"tgi", "text-embeddings-inference", "dummy", "mo
 # A field that has no effect, whatever its value.
 Ignored = Annotated[T | None, Field(description="Accepted for compatibility; ignored.")]
 Dimensions = Annotated[
-    int | None, Field(ge=1, le=MAX_ID, description="Only the dimensions of the model are supported.")
+    int | None,
+    Field(
+        ge=1,
+        le=MAX_ID,
+        description="Length of the vectors: that of the model, or a smaller one that it was trained for (Matryoshka).",
+    ),
 ]
 # Finish reasons of OpenAI and Ollama, by the service's own.
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -35,38 +40,20 @@ FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 async def model_of_body(
     call: Call, name: str | None, task: Task, default_for: DefaultTask | None = None
 ) -> ServedModel:
-    """Return the model that a body names, or the default model for a placeholder or no name.
-
-    See `Call.model` for the parameters.
-
-    Raises:
-        ApiError: see `Call.model`.
-    """
+    """Return the model that a body names, or the default model for a placeholder or no name."""
     is_placeholder = name in PLACEHOLDER_MODELS and name not in call.service.models
     return await call.model(None if is_placeholder else name, task, default_for)
 
 
 async def model_of_query(call: Call, name: str | None, task: Task | None = None) -> ServedModel:
-    """Return the model that the query `?model=` names, or the default model.
-
-    See `Call.model` for the parameters.
-
-    Raises:
-        ApiError: see `manifest_of_query` and `Call.model`.
-    """
+    """Return the model that the query `?model=` names, or the default model."""
     return await call.model(manifest_of_query(call, name, task).name, task)
 
 
 def manifest_of_query(
     call: Call, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
 ) -> Manifest:
-    """Return the manifest of the model that the query `?model=` names, or of the default model.
-
-    See `Service.find_manifest` for the parameters.
-
-    Raises:
-        ApiError: see `Service.find_manifest`.
-    """
+    """Return the manifest of the model that the query `?model=` names, or of the default model."""
     try:
         return call.service.find_manifest(name, task, default_for)
     except ApiError as error:
@@ -113,15 +100,9 @@ def parameters_by_temperature(
 ) -> GenerateParameters:
     """Return the parameters of an API in which the temperature says whether tokens are sampled.
 
-    A temperature above 0 samples, and 0 does not. Without one the model's default applies, unless
-    parameters of the request need samples: these are then drawn as with OpenAI's own default, a
-    temperature of 1, or with the model's.
-
-    Args:
-        model: the model.
-        requested: parameters of the request.
-        temperature: temperature of the request, which may also be in `requested`.
-        stream: True if the generation is streamed.
+    A temperature above 0 samples, and 0 does not; it may also be in `requested`. Without one the
+    model's default applies, unless parameters of the request need samples: these are then drawn as
+    with OpenAI's own default, a temperature of 1, or with the model's.
     """
     if temperature is not None:
         requested = {**requested, "do_sample": temperature > 0}
@@ -137,11 +118,7 @@ def parameters_by_temperature(
 
 
 def check_continues_prompt(model: ServedModel, path: str) -> None:
-    """Reject a request to return the prompt if the model does not continue its prompt.
-
-    Raises:
-        ApiError: `unsupported_parameter`.
-    """
+    """Reject a request to return the prompt if the model does not continue its prompt."""
     if not model.manifest.is_decoder_only:
         message = f"It is supported only by decoder-only models, and {model.name} is an encoder-decoder; leave it out."
         raise ApiError("unsupported_parameter", message, path=path)
@@ -156,14 +133,3 @@ def blank_before(model: ServedModel, token: OutputToken, target_prefix: str = ""
     if not (model.manifest.is_decoder_only and model.target_tokenizer.strips_leading_space):
         return ""
     return " " if target_prefix or token.text.startswith(" ") else ""
-
-
-def check_dimensions(requested: int | None, model: ServedModel) -> None:
-    """Reject embeddings of another size than the model's.
-
-    Raises:
-        ApiError: `unsupported_parameter`.
-    """
-    if requested not in (None, model.embedding_size):
-        message = f"It must be {model.embedding_size}, the dimensions of the model's vectors, got {requested}."
-        raise ApiError("unsupported_parameter", message, path="dimensions")

@@ -157,12 +157,7 @@ async def _has_masks(call: Call, body: Mapping[str, Any], name: str) -> bool:
 
 
 def _default_manifest(call: Call, body: Mapping[str, Any]) -> Manifest:
-    """Return the default model of the task that the fields of a body tell.
-
-    Raises:
-        ApiError: `invalid_parameter` if they do not tell it and models of several tasks are served;
-            see also `manifest_of_query`.
-    """
+    """Return the default model of the task that the fields of a body tell, or reject the body."""
     parts = [body, body.get("parameters"), body.get("inputs")]
     fields = {key for part in parts if isinstance(part, dict) for key in part}
     tasks = [task for task, names in TASK_FIELDS.items() if names & fields]

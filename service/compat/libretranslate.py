@@ -13,7 +13,7 @@ from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks,
 from sightline.service.compat.common import SENTENCE_ERRORS
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.language_choice import fitting_translators, language_pairs
-from sightline.service.inference.sentence_splitting import generate_by_sentence
+from sightline.service.inference.sentence_splitting import generate_texts
 
 AUTO = "auto"
 
@@ -71,7 +71,7 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
         num_beams = max(num_texts, parameters_for(model, {}).num_beams)
         requested |= {"num_beams": num_beams, "num_return_sequences": num_texts}
     parameters = parameters_for(model, requested)
-    result = await generate_by_sentence(call, model, body.inputs, parameters, on_empty=body.on_empty)
+    result = await generate_texts(call, model, body.inputs, parameters, on_empty=body.on_empty)
     distinct_texts: list[dict[str, None]] = [{} for _ in body.inputs.texts]  # beams may differ in tokens alone
     for output in result.outputs:
         distinct_texts[output.index][output.text] = None
@@ -91,11 +91,7 @@ async def languages(call: Call) -> list[Language]:
 
 
 def _choose(body: TranslateBody, call: Call) -> tuple[str, str, str]:
-    """Return the name of the model of a request, its source language and its target language.
-
-    Raises:
-        ApiError: no model has these languages, or `auto` fits more than one source language.
-    """
+    """Return the name of the model of a request, its source language and its target language."""
     is_auto = body.source_language == AUTO
     fitting = fitting_translators(call, None if is_auto else body.source_language, body.target_language)
     languages, manifest = fitting[0]

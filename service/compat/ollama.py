@@ -9,20 +9,21 @@ from sightline import __version__
 from sightline.base.bundle import ChatTemplate, Manifest, Task
 from sightline.base.text.chat_prompt import Prompt, apply_chat_template
 from sightline.service.api.endpoint import (
+    CURL_JSON,
+    ENGINE_ERRORS,
     JSON,
     NDJSON,
     OUTPUT_ERRORS,
     PARAMETER_ERRORS,
-    UNTYPED_JSON,
     Call,
     Endpoint,
     EventStream,
     line_of,
 )
 from sightline.service.api.messages import prompt_of
-from sightline.service.api_errors import ApiError
+from sightline.service.api_errors import ApiError, ErrorCode
 from sightline.service.body_fields import Texts, paths_of
-from sightline.service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, check_dimensions, parameters_by_temperature
+from sightline.service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, blank_before, parameters_by_temperature
 from sightline.service.compat.ollama_schemas import (
     Capability,
     DecodingOptions,
@@ -31,18 +32,23 @@ from sightline.service.compat.ollama_schemas import (
     DialoguePart,
     Embeddings,
     GeneratedPart,
+    LoadedTag,
+    LoadedTags,
     Logprob,
     OllamaBody,
     OllamaEmbedBody,
+    OllamaEmbeddingBody,
+    OneEmbedding,
     PromptBody,
     ShowBody,
     Shown,
+    Tag,
     Tags,
     Version,
 )
 from sightline.service.inference.encode import embed_texts
-from sightline.service.inference.generate import generate
 from sightline.service.inference.results import OutputToken, TimingsMs, Usage, alternatives_of
+from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import MODEL_DEFAULTS, GenerateParameters, given_parameters
@@ -50,6 +56,7 @@ from sightline.service.parameters import MODEL_DEFAULTS, GenerateParameters, giv
 Content = Callable[[str], Mapping[str, Any]]  # fields of a text
 
 LATEST = ":latest"  # tag of the model names that clients show
+NEVER = "9999-12-31T23:59:59Z"  # time at which a model is removed from memory
 CAPABILITIES: tuple[tuple[Task, Capability], ...] = (("generate", "completion"), ("encode", "embedding"))
 OPTION_NAMES = paths_of(DecodingOptions)
 
@@ -64,7 +71,8 @@ async def generate_text(call: Call, body: PromptBody) -> GeneratedPart | EventSt
     response = OllamaResponse(call, model, body, lambda text: {"response": text})
     if not body.inputs:
         return cast(GeneratedPart, response.loaded())
-    return cast(GeneratedPart | EventStream, await response.of(_prompt(model, body)))
+    prompt = _prompt(model, body)
+    return cast(GeneratedPart | EventStream, await response.of(prompt, continues=isinstance(prompt, Texts)))
 
 
 async def chat(call: Call, body: DialogueBody) -> DialoguePart | EventStream:
@@ -75,12 +83,14 @@ async def chat(call: Call, body: DialogueBody) -> DialoguePart | EventStream:
     """
     model = await call.model(name_of(call, body.model), "generate")
     response = OllamaResponse(call, model, body, lambda text: {"message": {"role": "assistant", "content": text}})
-    return cast(DialoguePart | EventStream, await response.of(prompt_of(model, body.inputs)))
+    if not body.inputs:
+        return cast(DialoguePart, response.loaded())
+    continues = body.inputs[-1].role == "assistant"
+    return cast(DialoguePart | EventStream, await response.of(prompt_of(model, body.inputs), continues=continues))
 
 
 def _prompt(model: ServedModel, body: PromptBody) -> Texts | Prompt:
-    if not body.inputs.strip():
-        raise ApiError("empty_input", field="inputs")
+    check_blank(body.inputs)
     template = model.manifest.chat
     if template is not None and not body.raw:
         system = [body.system] if body.system else []
@@ -88,7 +98,14 @@ def _prompt(model: ServedModel, body: PromptBody) -> Texts | Prompt:
     if body.system:
         reason = "It cannot be combined with raw: true." if template else f"{model.name} has no chat template."
         raise ApiError("unsupported_parameter", f"{reason} Leave it out.", path="system")
-    return Texts.one(body.inputs)
+    return Texts.one(body.inputs).as_prompts()
+
+
+def check_blank(text: str) -> str:
+    """Return a text; raise `ApiError` if it contains only whitespace."""
+    if not text.strip():
+        raise ApiError("empty_input", field="inputs")
+    return text
 
 
 def decoding_parameters(body: OllamaBody, model: ServedModel) -> GenerateParameters:
@@ -111,22 +128,29 @@ class OllamaResponse:
         self._body = body
         self._parameters = decoding_parameters(body, model)
         self._content = content
+        self._continues = False  # the next token follows a text of the request
 
-    async def of(self, inputs: Texts | Prompt) -> Any:
-        """Generate from the inputs and return the response."""
+    async def of(self, inputs: Texts | Prompt, *, continues: bool) -> Any:
+        """Generate from the inputs and return the response.
+
+        The text has a space before it if it continues a text that needs one.
+        """
+        self._continues = continues
+        is_whole = bool(self._body.logprobs)
         if self._body.is_streamed:
-            return EventStream(await stream(self._call, self._model, inputs, self._parameters), self, NDJSON)
-        result = await generate(self._call, self._model, inputs, self._parameters)
+            events = await stream(self._call, self._model, inputs, self._parameters, is_whole=is_whole)
+            return EventStream(events, self, NDJSON)
+        result = await generate_texts(self._call, self._model, inputs, self._parameters, is_whole=is_whole)
         (output,) = result.outputs
         end = self._end(output.finish_reason, result.usage, result.timings_ms)
-        return self._part(output.text, output.tokens) | end
+        return self._part(self._blank_before(output.tokens) + output.text, output.tokens) | end
 
     def loaded(self) -> Any:
         """Return the response to a request without a prompt, which only loads the model."""
         return self._part("", []) | {"done": True, "done_reason": "load"}
 
     def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
-        return line_of(self._part(event.text, [event.token]))
+        return line_of(self._part(self._blank_before([event.token]) + event.text, [event.token]))
 
     def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
         return line_of(self._part("", []) | self._end(event.finish_reason, event.usage, event.timings_ms))
@@ -136,6 +160,10 @@ class OllamaResponse:
 
     def error(self, body: bytes) -> bytes:
         return body + b"\n"
+
+    def _blank_before(self, tokens: Sequence[OutputToken]) -> str:
+        continues, self._continues = self._continues, False
+        return blank_before(self._model, tokens[0]) if continues and tokens else ""
 
     def _part(self, text: str, tokens: Sequence[OutputToken]) -> dict[str, Any]:
         part = {"model": self._body.model, "created_at": rfc3339(time.time()), **self._content(text), "done": False}
@@ -162,38 +190,47 @@ class OllamaResponse:
 
 async def embed(call: Call, body: OllamaEmbedBody) -> Embeddings:
     """Encode each input to one vector of length 1, with the model's pooling and default prompt."""
-    model = await call.model(name_of(call, body.model), "encode")
-    check_dimensions(body.dimensions, model)
-    result = await embed_texts(call, model, body.inputs, normalize=True, truncate=body.truncate is not False)
+    model, truncate = await call.model(name_of(call, body.model), "encode"), body.truncate is not False
+    options: dict[str, Any] = {"normalize": True, "truncate": truncate, "dimensions": body.dimensions}
+    result = None if body.inputs is None else await embed_texts(call, model, body.inputs, **options)
     return {
         "model": body.model,
-        "embeddings": result.embeddings,
-        "total_duration": nanoseconds(result.timings_ms.total),
+        "embeddings": result.embeddings if result else [],
+        "total_duration": nanoseconds((result.timings_ms if result else call.timings([])).total),
         "load_duration": 0,
-        "prompt_eval_count": result.usage.input_tokens,
+        "prompt_eval_count": result.usage.input_tokens if result else 0,
     }
+
+
+async def embed_prompt(call: Call, body: OllamaEmbeddingBody) -> OneEmbedding:
+    """Encode a text to a vector, cut if it is too long, with the model's own settings."""
+    model = await call.model(name_of(call, body.model), "encode")
+    if not body.inputs:
+        return {"embedding": []}
+    texts = Texts.one(check_blank(body.inputs))
+    return {"embedding": (await embed_texts(call, model, texts, truncate=True)).embeddings[0]}
 
 
 async def tags(call: Call) -> Tags:
     """List the models."""
-    return {
-        "models": [
-            {
-                "name": manifest.name,
-                "model": manifest.name,
-                "modified_at": rfc3339(manifest.created),
-                "size": sum(record.bytes for record in manifest.files.values()),
-                "digest": manifest.digest,
-                "details": details_of(manifest),
-            }
-            for manifest in call.service.require_manifests()
-        ]
-    }
+    return {"models": [tag_of(manifest) for manifest in call.service.require_manifests()]}
+
+
+async def loaded_tags(call: Call) -> LoadedTags:
+    """List the models that are in memory."""
+    call.service.require_manifests()
+    models: list[LoadedTag] = []
+    for listed in call.service.models.values():
+        if listed.loaded is not None:
+            tag, is_on_gpu = tag_of(listed.manifest), listed.loaded.model.provider == "cuda"
+            size, length = tag["size"], listed.manifest.limits.max_source_tokens
+            models.append({**tag, "expires_at": NEVER, "size_vram": size if is_on_gpu else 0, "context_length": length})
+    return {"models": models}
 
 
 async def show(call: Call, body: ShowBody) -> Shown:
     """Describe one model."""
-    manifest = call.service.find_manifest(name_of(call, body.model))
+    manifest = call.service.find_manifest(name_of(call, body.model or body.name or ""))
     limits, family = manifest.limits, family_of(manifest)
     defaults = ((OPTION_NAMES.get(name), getattr(manifest.generation, name)) for name in MODEL_DEFAULTS)
     return {
@@ -221,6 +258,17 @@ async def version(call: Call) -> Version:
 def name_of(call: Call, name: str) -> str:
     """Return the name of a served model for a name that may have the tag `:latest`."""
     return name if name in call.service.models else name.removesuffix(LATEST)
+
+
+def tag_of(manifest: Manifest) -> Tag:
+    return {
+        "name": manifest.name,
+        "model": manifest.name,
+        "modified_at": rfc3339(manifest.created),
+        "size": sum(record.bytes for record in manifest.files.values()),
+        "digest": manifest.digest,
+        "details": details_of(manifest),
+    }
 
 
 def family_of(manifest: Manifest) -> str:
@@ -258,14 +306,17 @@ def nanoseconds(milliseconds: float) -> int:
     return round(1e6 * milliseconds)
 
 
-_POST: dict[str, Any] = {"error_format": SENTENCE_ERRORS, "body_format": UNTYPED_JSON}
+_POST: dict[str, Any] = {"error_format": SENTENCE_ERRORS, "body_format": CURL_JSON}
 _STREAMED = {**_POST, "errors": PARAMETER_ERRORS, "media_types": (JSON, NDJSON)}
+_EMBEDDING_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "unsupported_task", *ENGINE_ERRORS, "response_too_large")
 PREFIX = "/api/"
 ENDPOINTS = (
     Endpoint("POST", "/api/generate", generate_text, GeneratedPart, **_STREAMED),
     Endpoint("POST", "/api/chat", chat, DialoguePart, **_STREAMED),
     Endpoint("POST", "/api/embed", embed, Embeddings, errors=OUTPUT_ERRORS, **_POST),
+    Endpoint("POST", "/api/embeddings", embed_prompt, OneEmbedding, errors=_EMBEDDING_ERRORS, **_POST),
     Endpoint("GET", "/api/tags", tags, Tags, errors=("loading",), error_format=SENTENCE_ERRORS),
+    Endpoint("GET", "/api/ps", loaded_tags, LoadedTags, errors=("loading",), error_format=SENTENCE_ERRORS),
     Endpoint("POST", "/api/show", show, Shown, errors=("model_not_found", "loading"), **_POST),
     Endpoint("GET", "/api/version", version, Version, error_format=SENTENCE_ERRORS),
 )

@@ -2,11 +2,21 @@
 
 from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from typing_extensions import TypedDict
 
-from sightline.service.api.messages import Messages, check_dialogue
-from sightline.service.body_fields import NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal
+from sightline.service.api.messages import DIALOGUE, MAX_MESSAGES, Message, check_dialogue
+from sightline.service.body_fields import (
+    NOT_BLANK,
+    NULL,
+    TEXT_SCHEMA,
+    RequestBody,
+    Texts,
+    check_texts_without_ids,
+    field_error,
+    list_schema,
+    must_equal,
+)
 from sightline.service.compat.common import Dimensions, Ignored
 from sightline.service.inference.results import Numbers
 from sightline.service.parameters import (
@@ -130,8 +140,18 @@ class PromptBody(OllamaBody):
     )
 
 
+class DialogueMessage(Message):
+    """A message of a dialogue; Ollama has fields of its own."""
+
+    images: Annotated[Any, must_equal([])] = None
+    thinking: Annotated[Any, must_equal("")] = None
+    tool_name: Annotated[Any, must_equal("")] = None
+
+
 class DialogueBody(OllamaBody):
-    inputs: Messages = Field(alias="messages")
+    inputs: Annotated[list[DialogueMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = Field(
+        default=None, alias="messages", description=f"{DIALOGUE} Without messages, the model is only loaded."
+    )
     tools: Annotated[Any, must_equal([])] = None
 
     model_config = ConfigDict(
@@ -148,13 +168,25 @@ class DialogueBody(OllamaBody):
 
     @model_validator(mode="after")
     def _check_dialogue(self) -> Self:
-        check_dialogue(self.inputs)
+        if self.inputs:
+            check_dialogue(self.inputs)
         return self
+
+
+_EMPTY_OR_TEXT = {"type": "string", "pattern": f"^$|{NOT_BLANK}"}
+_EMBEDDED = {"anyOf": [_EMPTY_OR_TEXT, {**list_schema(TEXT_SCHEMA), "minItems": 0}, NULL]}
+
+
+def _check_embedded(value: Any) -> Texts | None:
+    """Check texts to encode; there are none in an empty text or list."""
+    return None if value in (None, "", []) else check_texts_without_ids(value)
 
 
 class OllamaEmbedBody(RequestBody):
     model: RequiredModel
-    inputs: Annotated[TextsWithoutIds, Field(alias="input", description="Text to encode, or a list of texts.")]
+    inputs: Annotated[Texts | None, PlainValidator(_check_embedded), WithJsonSchema(_EMBEDDED)] = Field(
+        default=None, alias="input", description="Text or texts to encode; without any, the model is only loaded."
+    )
     truncate: bool | None = Field(
         default=None, description="Cut inputs that are too long instead of rejecting them; the default is true."
     )
@@ -172,11 +204,32 @@ class OllamaEmbedBody(RequestBody):
     )
 
 
-class ShowBody(RequestBody):
+class OllamaEmbeddingBody(RequestBody):
     model: RequiredModel
+    inputs: str | None = Field(
+        default=None,
+        alias="prompt",
+        description="Text to encode; without one, the model is only loaded.",
+        json_schema_extra={"pattern": f"^$|{NOT_BLANK}"},
+    )
+    options: Ignored[DecodingOptions] = None
+    keep_alive: Ignored[float | str] = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "multi30k-en-de", "prompt": "A dog runs."}]})
+
+
+class ShowBody(RequestBody):
+    model: RequiredModel | None = None
+    name: RequiredModel | None = Field(default=None, description="Older name of `model`.")
     verbose: Ignored[bool] = None
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "multi30k-en-de"}]})
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        if self.model is None and self.name is None:
+            raise field_error("invalid_parameter", "It is required.", "model")
+        return self
 
 
 # Responses. The times of one call are in nanoseconds.
@@ -242,6 +295,10 @@ class Embeddings(TypedDict):
     prompt_eval_count: Annotated[int, Field(description="Tokens of the inputs.")]
 
 
+class OneEmbedding(TypedDict):
+    embedding: Annotated[Numbers, Field(description="Vector of the text; empty without a text.")]
+
+
 class Details(TypedDict):
     parent_model: Annotated[str, Field(description="Always empty.")]
     format: Annotated[Literal["onnx"], Field(description="Always `onnx`.")]
@@ -262,6 +319,16 @@ class Tag(TypedDict):
 
 class Tags(TypedDict):
     models: Annotated[list[Tag], Field(description="Served models, sorted by name.")]
+
+
+class LoadedTag(Tag):
+    expires_at: Annotated[str, Field(description="Always the last second of the year 9999: a model stays loaded.")]
+    size_vram: Annotated[int, Field(description="Size in the memory of a GPU: `size` or 0.")]
+    context_length: Annotated[int, Field(description="Maximum number of tokens of an input.")]
+
+
+class LoadedTags(TypedDict):
+    models: Annotated[list[LoadedTag], Field(description="Models in memory, sorted by name.")]
 
 
 class Shown(TypedDict):

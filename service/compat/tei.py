@@ -10,7 +10,7 @@ from sightline.base.bundle import Task
 from sightline.service.api.endpoint import OUTPUT_ERRORS, PARAMETER_ERRORS, Call, Endpoint, ModelInQuery
 from sightline.service.api_errors import ApiError, ErrorCode
 from sightline.service.body_fields import Texts
-from sightline.service.compat.common import check_dimensions, manifest_of_query, model_of_query, typed_errors
+from sightline.service.compat.common import manifest_of_query, model_of_query, typed_errors
 from sightline.service.compat.tei_schemas import (
     DecodeBody,
     EmbedAllBody,
@@ -49,7 +49,8 @@ ERRORS = typed_errors(
 async def embed(call: Call, body: EmbedBody, model: ModelInQuery) -> list[Any]:
     """Encode each input to one vector of length 1, with the model's pooling."""
     normalize = body.normalize is not False
-    return (await _embed_texts(call, model, body.inputs, body, body.dimensions, normalize=normalize)).embeddings
+    options: dict[str, Any] = {"dimensions": body.dimensions, "normalize": normalize}
+    return (await _embed_texts(call, model, body.inputs, body, **options)).embeddings
 
 
 async def embed_all(call: Call, body: EmbedAllBody, model: ModelInQuery) -> list[Any]:
@@ -93,10 +94,9 @@ async def similarity(call: Call, body: SimilarityBody, model: ModelInQuery) -> A
 
 
 async def _embed_texts(
-    call: Call, model: str | None, inputs: Texts, options: ReadingOptions, dimensions: int | None = None, **vectors: Any
+    call: Call, model: str | None, inputs: Texts, options: ReadingOptions, **vectors: Any
 ) -> EncodeResult:
     served, truncate = await model_of_query(call, model, "encode"), bool(options.truncate)
-    check_dimensions(dimensions, served)
     return await embed_texts(call, served, inputs, truncate=truncate, prompt_name=options.prompt_name, **vectors)
 
 

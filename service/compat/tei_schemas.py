@@ -1,6 +1,4 @@
-"""Requests and responses of Text Embeddings Inference. In a request, null equals omitting the
-field.
-"""
+"""Requests and responses of Text Embeddings Inference; null in a request omits the field."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NotRequired, Self, get_args

@@ -29,9 +29,10 @@ from sightline.service.compat.tgi_schemas import (
     TextGenerationResponse,
     TextGenerationToken,
 )
-from sightline.service.inference.generate import GenerateOutput, generate, parameters_for
+from sightline.service.inference.generate import GenerateOutput, parameters_for
 from sightline.service.inference.language_choice import generating_model
 from sightline.service.inference.results import OutputToken, alternatives_of
+from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import given_parameters
@@ -67,10 +68,10 @@ async def generate_text(
     if parameters.is_sampled:
         requested["do_sample"] = True
     generate_parameters = parameters_for(served, requested, stream=bool(body.stream), is_lenient=True)
-    inputs = Texts.one(body.inputs)
+    inputs = Texts.one(body.inputs).as_prompts()
     if body.stream:
         return EventStream(await stream(call, served, inputs, generate_parameters), generation)
-    (output,) = (await generate(call, served, inputs, generate_parameters)).outputs
+    (output,) = (await generate_texts(call, served, inputs, generate_parameters)).outputs
     return generation.whole(output)
 
 
@@ -93,7 +94,7 @@ class TgiResponse(DataEventEncoder):
     def whole(self, output: GenerateOutput) -> TextGenerationResponse:
         tokens = output.tokens
         response: TextGenerationResponse = {
-            "generated_text": self._before + blank_before(self._model, tokens[0]) + output.text
+            "generated_text": self._before + (blank_before(self._model, tokens[0]) if tokens else "") + output.text
         }
         if self._returns_details:
             details = self._details(output, len(tokens))

@@ -1,6 +1,4 @@
-"""Requests and responses of Text Generation Inference. In a request, null equals omitting the
-field.
-"""
+"""Requests and responses of Text Generation Inference; null in a request omits the field."""
 
 from typing import Annotated, Any, Literal, NotRequired
 

@@ -168,10 +168,7 @@ class BeamGeneration(Generation):
         return candidates[:count]
 
     def _best_of_all(self, scores: StepScores, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the `count` best tokens of each beam after the processors, and their scores.
-
-        Both arrays have the shape (beams, count).
-        """
+        """Return the best tokens (beams, count) after the processors, and their scores."""
         processed = [
             self._processed(hypothesis, scores.logprobs(row))
             for row, hypothesis in zip(self.rows, self._open, strict=False)
@@ -284,13 +281,8 @@ def _best(
 ) -> list[list[Candidate]]:
     """Return the `count` best candidates of each search, best first.
 
-    Ties are ranked by the order of their beams, then by the order of the tokens.
-
-    Args:
-        ids: tokens of each beam, (searches, beams, tokens).
-        logprobs: their log-probabilities after the processors, of the same shape.
-        sums: sums of the log-probabilities of each beam, (searches, beams).
-        count: number of candidates.
+    Ties are ranked by the order of their beams, then by the order of the tokens. `ids` and
+    `logprobs`, after the processors, are (searches, beams, tokens); `sums` is (searches, beams).
     """
     num_searches, num_beams, num_tokens = ids.shape
     totals = (logprobs + sums[:, :, None]).reshape(num_searches, -1)

@@ -21,12 +21,8 @@ def find_non_finite(states: Sequence[State], encoded: Mapping[str, Array], num_t
     Padding is not checked. The scores of the decoder do not always show this: quantised products
     convert NaN to integers, and the sigmoid and tanh of ONNX Runtime's recurrent cells clamp it.
     States in device memory are not checked: they belong to float16 Transformers, whose scores do
-    become NaN. Integers cannot show it, so the hidden states are checked that they came from.
-
-    Args:
-        states: states of the decoder.
-        encoded: outputs of the encoder, with those of `checked_outputs`.
-        num_tokens: number of source tokens of each sequence.
+    become NaN. Integers cannot show it, so the hidden states are checked that they came from:
+    `encoded` must have the `checked_outputs`.
     """
     non_finite: set[int] = set()
     for name, shape in checked_outputs(states).items():
@@ -52,16 +48,9 @@ def checked_outputs(states: Sequence[State]) -> dict[str, tuple[int | str, ...]]
 
 
 def run_test_input(runner: Runner, graph: GraphName, row: int = 0) -> None:
-    """Run a graph on the test input.
+    """Run a graph on the test input; raise if it fails or returns NaN or infinity.
 
-    Args:
-        runner: runner of the model.
-        graph: graph to test. The decoder needs the results of the encoder or prefill, which then
-            runs too.
-        row: a free row; not used for the encoder.
-
-    Raises:
-        Exception: the graph fails or returns NaN or infinity.
+    The decoder needs a free row and the results of the encoder or prefill, which then runs too.
     """
     manifest = runner.manifest
     limits = manifest.limits

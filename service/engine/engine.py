@@ -103,10 +103,8 @@ class Engine:
         """Create an engine without requests.
 
         Args:
-            runner: runs the graphs of the model.
-            clock: returns the time in seconds; deadlines of requests refer to it.
+            clock: time in seconds; deadlines of requests refer to it.
             max_batch_tokens: maximum number of tokens in one encoder batch, padding included.
-            observer: receives measurements.
             alone_s: duration of decoder steps of a single row until `step` returns; 0 for one step.
         """
         self._runner = runner
@@ -164,11 +162,9 @@ class Engine:
         return bool(self._arrived or self._waiting or self._rows.num_owners) and not self._is_terminated
 
     def submit(self, request: Request, sink: Sink) -> ActiveRequest:
-        """Add a request to the queue.
+        """Queue a request; one that the model cannot run fails without affecting others.
 
-        Args:
-            request: a request; if the model cannot run it, it fails without affecting others.
-            sink: called with each event of the request, on the thread that calls `step`.
+        `sink` is called with each event of the request, on the thread that calls `step`.
         """
         active = ActiveRequest(next(self._ids), request, sink, submitted=self._clock())
         self._arrived.append(active)
@@ -180,13 +176,10 @@ class Engine:
             self._cancelled.append(active)
 
     def step(self) -> None:
-        """Run one iteration.
+        """Run one iteration. Raises `RuntimeFailedError`.
 
         It drops cancelled and expired requests, encodes one batch or reads chunks of prompts, and
         steps all running rows. Small calls may get extra decoder steps, see `_run_extra_steps`.
-
-        Raises:
-            RuntimeFailedError: a graph fails even on the test input.
         """
         self._accept_arrivals()
         self._drop_expired(self._clock())
@@ -304,9 +297,8 @@ class Engine:
         self._finish(active, Compared(cosines, active.timings(active.encode_ended)))
 
     def _encode_batch(self, batch: Sequence[ActiveRequest]) -> None:
-        """Encode a batch and admit its generations.
-
-        If that fails, encode each request alone, so that one request cannot fail another.
+        """Encode a batch and admit its generations; if that fails, encode each request alone, so
+        that one request cannot fail another.
         """
         succeeded = self._try_to_encode(batch)
         if not succeeded and len(batch) > 1:
@@ -368,16 +360,7 @@ class Engine:
     def _start_generations(
         self, batch: Sequence[ActiveRequest], encoded: Mapping[str, Array], non_finite: Container[int]
     ) -> list[tuple[Generation, int]]:
-        """Create the generations of a batch.
-
-        Args:
-            batch: requests in the encoder's batch.
-            encoded: outputs of the encoder.
-            non_finite: indices of requests to skip, because their initial states are not finite.
-
-        Returns:
-            Each generation with its index in the batch.
-        """
+        """Create the generations of a batch, with their indices, except `non_finite` ones."""
         started: list[tuple[Generation, int]] = []
         for index, active in enumerate(batch):
             request = active.request
@@ -609,12 +592,9 @@ class Engine:
         A step over one row takes a fraction of the time of a step over all rows. The extra steps
         keep the latency of a small call close to its latency on an idle service. They are for
         callers that have one row, or if there are none, for calls that have one. Callers with one
-        row get a time in proportion to that of the step over all rows (docs/adr/0035). Without
-        callers, the total number of extra steps is proportional to the number of running rows. Both
-        are divided among the small calls. The next step over all rows repeats one that fails.
-
-        Args:
-            seconds: duration of the step over all rows.
+        row get a time in proportion to the `seconds` of the step over all rows (docs/adr/0035).
+        Without callers, the number of extra steps is proportional to that of running rows. Both are
+        divided among the small calls. The next step over all rows repeats one that fails.
         """
         if len(self._rows) <= 1:
             return
@@ -637,15 +617,10 @@ class Engine:
                     break
 
     def _decode(self, rows: range) -> bool:
-        """Run one decoder step for some rows and process its results.
+        """Run one decoder step for the rows of some generations and process its results.
 
-        The only row of an otherwise idle engine gets further steps, see `_take_best`.
-
-        Args:
-            rows: rows to step: all rows of one or more generations.
-
-        Returns:
-            False if the step failed for every row. It has then changed nothing and can be repeated.
+        The only row of an otherwise idle engine gets further steps, see `_take_best`. Returns False
+        if the step failed for every row. It has then changed nothing and can be repeated.
         """
         first = started = self._clock()
         while True:
@@ -686,9 +661,8 @@ class Engine:
         return True
 
     def _step(self, rows: range) -> Mapping[str, Array] | None:
-        """Run the decoder for some rows.
-
-        If that fails, run it for each row alone, so that one request cannot fail another.
+        """Run the decoder for some rows; if that fails, for each row alone, so that one request
+        cannot fail another.
         """
         try:
             return self._rows.step(rows)
@@ -697,7 +671,6 @@ class Engine:
         return self._rows.step_each(rows) if len(rows) > 1 else None
 
     def _record_maps(self, rows: range, outputs: Mapping[str, Array]) -> None:
-        """Record the attention maps of a step."""
         requesting = [generation for generation in self._rows.generations_of(rows) if generation.records_maps]
         for generation in requesting:
             generation.charge_step()
@@ -735,15 +708,10 @@ class Engine:
         return Generated(targets, active.timings(now), generation.num_cached_tokens)
 
     def _note_failure(self, graph: GraphName, active: ActiveRequest) -> None:
-        """Count a failed run of a graph.
+        """Count a failed run of a graph, whose requests have no rows any more.
 
-        Args:
-            graph: the graph that failed.
-            active: one of the requests of the run. They have no rows any more.
-
-        Raises:
-            RuntimeFailedError: the graph failed `MAX_FAILURES` times in succession, for distinct
-                calls, and also fails on the test input.
+        Raises `RuntimeFailedError` if the graph failed `MAX_FAILURES` times in succession, for
+        distinct calls, and also fails on the test input.
         """
         failures = self._failures[graph]
         failures.add(active.request.request_id)

@@ -71,12 +71,7 @@ class RowOwner:
     prefill_ids: tuple[int, ...] = ()  # tokens that a decoder-only model reads before the first step
 
     def __init__(self, active: ActiveRequest, request: SourceRequest) -> None:
-        """Create an owner whose rows are not assigned yet.
-
-        Args:
-            active: the submitted request.
-            request: the same request with its own type.
-        """
+        """Create an owner without rows; `request` is that of `active` with its own type."""
         self.active_request = active
         self.request = request
         self.call = call_of(request)
@@ -101,14 +96,7 @@ class Generation(RowOwner, ABC):
     def __init__(
         self, active: ActiveRequest, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
     ) -> None:
-        """Create a generation whose rows are not assigned yet.
-
-        Args:
-            active: the submitted request.
-            request: the same request with its own type.
-            manifest: manifest of the model.
-            encoder_maps: encoder maps that the request selects, by kind.
-        """
+        """Create a generation without rows; `encoder_maps` are those that the request selects."""
         super().__init__(active, request)
         parameters, num_source = request.parameters, len(request.source_ids)
         self.num_cached_tokens = 0  # prompt tokens whose states came from the prefix cache
@@ -198,7 +186,6 @@ class Generation(RowOwner, ABC):
         return self._forces_end and len(hypothesis.ids) == self._max_tokens - 1
 
     def _target(self, hypothesis: Hypothesis, reason: FinishReason, length_penalty: float = 0.0) -> Target:
-        """Return the target of a finished hypothesis."""
         has_forced_end = self._forces_end and len(hypothesis.ids) == self._max_tokens
         return hypothesis.target(
             reason, len(self._prefix), length_penalty, self._num_forced, has_forced_end=has_forced_end
@@ -225,24 +212,15 @@ class Generation(RowOwner, ABC):
 
     @abstractmethod
     def advance(self, scores: StepScores, beam_copies: BeamCopies) -> tuple[Target, ...]:
-        """Process the scores of one step.
+        """Process the scores of one step, and set the next token of each row in `scores`.
 
-        Args:
-            scores: scores of the step. The next token of each row is set with `set_next_token`.
-            beam_copies: rows whose state must be copied to other rows are appended to it.
-
-        Returns:
-            The targets, best first, if the generation has ended; otherwise an empty tuple.
-
-        Raises:
-            NonFiniteError: the scores of a row are not finite.
+        Rows whose state must be copied to other rows are appended to `beam_copies`. Returns the
+        targets, best first, if the generation has ended, or else nothing. Raises `NonFiniteError`.
         """
 
     def take_best(self, token_id: int, logprob: float) -> bool:
-        """Take the most probable token of a step if `advance` would do nothing else.
-
-        Returns:
-            False if the step needs `advance`. Nothing has then changed.
+        """Take the most probable token of a step if `advance` would do nothing else; otherwise
+        return False and change nothing.
         """
         return False
 
@@ -274,10 +252,7 @@ class Generation(RowOwner, ABC):
     def _reason_after(self, token_id: int, num_tokens: int, stop: StopCondition | None) -> FinishReason | None:
         """Return the finish reason if a hypothesis ends with a generated token.
 
-        Args:
-            token_id: the token.
-            num_tokens: number of tokens with it.
-            stop: stop condition of the hypothesis, which has not seen the token yet.
+        `num_tokens` includes the token. The stop condition has not seen it yet.
         """
         if token_id in self._end_ids:
             return "eos"

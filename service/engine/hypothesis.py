@@ -33,15 +33,11 @@ class Hypothesis:
     def target(
         self, reason: FinishReason, num_prefix: int, length_penalty: float, num_forced: int, *, has_forced_end: bool
     ) -> Target:
-        """Return the finished target.
+        """Return the finished target; its score is divided by its length ** `length_penalty`.
 
-        Args:
-            reason: its finish reason.
-            num_prefix: number of prefix tokens, whose log-probabilities do not count in the score.
-            length_penalty: exponent of the length by which the score is divided.
-            num_forced: number of tokens before the generated ones that count in the length.
-            has_forced_end: the last token is an end token that was forced, whose log-probability
-                does not count, as in Transformers.
+        The length includes `num_forced` tokens before the generated ones. The log-probabilities of
+        `num_prefix` prefix tokens do not count in the score, nor, with `has_forced_end`, does that
+        of a last token that was forced, as in Transformers.
         """
         generated = self.logprobs[num_prefix:]
         counted = generated[:-1] if has_forced_end else generated

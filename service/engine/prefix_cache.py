@@ -17,12 +17,7 @@ def scope_key(scope: str) -> bytes:
 
 
 def next_key(key: bytes, token_ids: NDArray[np.int64]) -> bytes:
-    """Return the key of a prefix that is one block longer.
-
-    Args:
-        key: key of the prefix without the block.
-        token_ids: the tokens of the block.
-    """
+    """Return the key of the prefix that is longer than that of `key` by one block."""
     return sha256(key + token_ids.tobytes()).digest()
 
 
@@ -43,15 +38,10 @@ class PrefixCache:
         return self._blocks.get(key)
 
     def assign(self, key: bytes, own_keys: Container[bytes]) -> int | None:
-        """Return a block for a prefix, whose previous content is lost.
+        """Return a block for a prefix that has none; the block's previous content is lost.
 
-        Args:
-            key: the prefix, which has no block yet.
-            own_keys: shorter prefixes of the same prompt, which keep their blocks.
-
-        Returns:
-            The block; None if the least recently used one belongs to `own_keys`: a prompt that is
-            larger than the cache keeps its beginning.
+        `own_keys`, shorter prefixes of the same prompt, keep their blocks: the result is None if
+        the least recently used block is theirs. A prompt larger than the cache keeps its beginning.
         """
         if not self._free:
             oldest = next(iter(self._blocks))
@@ -62,12 +52,9 @@ class PrefixCache:
         return block
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Mark the prefixes of one prompt as used, the shortest last.
+        """Mark the prefixes of one prompt, given shortest first, as used, the shortest last.
 
         A block is of no use without those before it, so the last block of a prompt goes first.
-
-        Args:
-            keys: the prefixes, shortest first.
         """
         for key in reversed(keys):
             if key in self._blocks:

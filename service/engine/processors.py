@@ -15,12 +15,9 @@ class Processor(Protocol):
     """Changes the scores of a row before the next token is chosen."""
 
     def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
-        """Change scores in place.
+        """Change scores (V,), logits or log-probabilities, in place.
 
-        Args:
-            scores: (V,), logits or log-probabilities.
-            token_ids: all decoder inputs so far, from the start token or prompt on.
-            num_generated: number of generated tokens.
+        `token_ids` are all decoder inputs so far, from the start token or prompt on.
         """
         ...
 
@@ -80,8 +77,6 @@ class NoRepeatNgram:
 
 
 class SuppressTokens:
-    """Forbids a list of tokens."""
-
     def __init__(self, ids: Sequence[int]) -> None:
         self._ids = list(ids)
 
@@ -157,12 +152,8 @@ def make_processors(
 ) -> list[Processor]:
     """Return the processors of a request, in the order of their application.
 
-    Args:
-        parameters: parameters of the request.
-        end_ids: the end tokens of the model.
-        suppress_tokens: tokens that the model never generates, in addition to those of the request.
-        forced_end_at: number of generated tokens of which the last must be the first end token.
-        bad_words: sequences of tokens that the model never generates.
+    `suppress_tokens` are in addition to those of the request. `forced_end_at` is the number of
+    generated tokens of which the last must be the first of `end_ids`.
     """
     processors: list[Processor] = []
     if parameters.logit_bias:

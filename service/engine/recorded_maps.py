@@ -26,17 +26,7 @@ StepMap = tuple[Maps, int]
 def encoder_maps(
     manifest: Manifest, encoded: Mapping[str, Array], index: int, request: SourceRequest
 ) -> dict[str, Maps]:
-    """Return the encoder maps that a request selects, by kind.
-
-    Args:
-        manifest: manifest of the model.
-        encoded: outputs of the encoder for a batch.
-        index: index of the request in the batch.
-        request: the request.
-
-    Returns:
-        Maps (L, H, S, columns) without padding.
-    """
+    """Return maps (L, H, S, columns), without padding, that a request selects, by kind."""
     source_tokens, maps = len(request.source_ids), dict[str, Maps]()
     for kind in request.attention.intersection(ENCODER_KINDS):
         attention = manifest.attention_of(kind)
@@ -47,24 +37,14 @@ def encoder_maps(
 
 
 def map_outputs(manifest: Manifest, kinds: frozenset[str], among: Sequence[str]) -> frozenset[str]:
-    """Return the names of the graph outputs with maps of some kinds.
-
-    Args:
-        manifest: manifest of the model.
-        kinds: requested kinds.
-        among: kinds of the graph in question, `ENCODER_KINDS` or `STEP_KINDS`.
-    """
+    """Return the graph outputs with maps of some kinds among `ENCODER_KINDS` or `STEP_KINDS`."""
     return frozenset(name for kind in kinds.intersection(among) for name in manifest.attention_of(kind).outputs)
 
 
 def prompt_block(names: Sequence[str], outputs: Mapping[str, Array], num_read: int, part: MapPart | None) -> Maps:
     """Return the decoder maps of one chunk of a prompt, (H, L, S, columns).
 
-    Args:
-        names: names of the graph outputs with decoder maps.
-        outputs: outputs of the prefill of the chunk.
-        num_read: number of columns: prompt tokens read so far, this chunk included.
-        part: layers and heads to return; all if None.
+    There are `num_read` columns: the prompt tokens read so far, this chunk included.
     """
     # The result is a copy, so that the outputs can be freed.
     return _select(np.concatenate([outputs[name][..., :num_read] for name in names], axis=1, dtype=np.float32), part)
@@ -81,11 +61,8 @@ class MapRecorder:
     def __init__(self, request: GenerateRequest, encoder: Mapping[str, Maps], prompt_tokens: int) -> None:
         """Create a recorder of the maps that a request selects.
 
-        Args:
-            request: the request.
-            encoder: its encoder maps, from `encoder_maps`.
-            prompt_tokens: number of decoder inputs before the first new token, which is the number
-                of columns in the first step's row of a decoder map.
+        `prompt_tokens` is the number of decoder inputs before the first new token, which is the
+        number of columns in the first step's row of a decoder map.
         """
         self._request = request
         self._prompt_tokens = prompt_tokens
@@ -112,7 +89,6 @@ class MapRecorder:
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of the recorded maps."""
         return [*self._encoder, *self.steps]
 
     def map_of(self, kind: str) -> Maps:
@@ -164,13 +140,7 @@ class RecordedMaps(Mapping[str, Maps]):
 def record_step(
     names: Mapping[str, Sequence[str]], recorders: Sequence[tuple[int, MapRecorder]], outputs: Mapping[str, Array]
 ) -> None:
-    """Append the maps of a decoder step to the recorders.
-
-    Args:
-        names: names of the graph outputs with maps, by kind.
-        recorders: recorders, each with the index of its row in the outputs.
-        outputs: outputs of the step.
-    """
+    """Append the maps of a decoder step to recorders, each with its row in the outputs."""
     for kind in STEP_KINDS:
         requesting = [pair for pair in recorders if kind in pair[1].steps]
         if not requesting:

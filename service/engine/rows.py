@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 
 def num_rows(request: Request, manifest: Manifest) -> int:
-    """Return the number of rows that a request needs."""
     if isinstance(request, GenerateRequest):
         return request.parameters.num_beams
     return int(manifest.is_decoder_only and isinstance(request, EncodeRequest))
@@ -90,11 +89,8 @@ class Rows:
     def admit(self, newcomers: Sequence[tuple[Generation, int]], encoded: Mapping[str, Array]) -> None:
         """Assign rows to new generations and initialize the states of these rows.
 
-        If the decoder has several start tokens, the rows read all but the last.
-
-        Args:
-            newcomers: generations, each with its index in the encoder's batch.
-            encoded: outputs of the encoder.
+        Each generation has its index in the encoder's batch. If the decoder has several start
+        tokens, the rows read all but the last.
         """
         first = len(self._owners)
         # The first step of a search may need one row only. Its other rows come last and join later.
@@ -244,8 +240,7 @@ class Rows:
     def step_each(self, rows: range) -> Mapping[str, Array] | None:
         """Run one decoder step for each row alone, after `step` has failed for all of them.
 
-        Returns:
-            The outputs of all rows as from `step`, with NaN for rows that fail; None if all fail.
+        Returns outputs as from `step`, with NaN for rows that fail; None if all fail.
         """
         by_index: dict[int, Mapping[str, Array]] = {}
         for index, row in enumerate(rows):
@@ -276,13 +271,10 @@ class Rows:
         self._lengths[0] += 1
 
     def advance(self, rows: range, token_ids: Int64, beam_copies: BeamCopies) -> None:
-        """Set the next input tokens of the rows of the last step.
+        """Set the next input tokens of the rows of the last step, and of rows after them.
 
-        Args:
-            rows: rows of the step.
-            token_ids: next token of each row of the step, and of rows after them.
-            beam_copies: copies between rows of the same generation, after the step. No row may be
-                both a source and a target.
+        `beam_copies`, made after the step, are between rows of one generation. No row may be both a
+        source and a target.
         """
         self._token_ids[rows.start : rows.start + len(token_ids)] = token_ids
         self._lengths[rows.start : rows.stop] += 1
@@ -299,12 +291,7 @@ class Rows:
 
 
 def _join(parts: Mapping[int, Array], count: int) -> Array:
-    """Concatenate outputs of single rows, padded to the largest size of each axis.
-
-    Args:
-        parts: outputs (1, ...) by index of the row.
-        count: number of rows of the result; missing rows are NaN.
-    """
+    """Concatenate outputs (1, ...) of rows, padded to the largest sizes; missing rows are NaN."""
     some = next(iter(parts.values()))
     widest = np.max([part.shape[1:] for part in parts.values()], axis=0)
     joined = np.zeros((count, *widest), some.dtype)

@@ -42,12 +42,9 @@ def typical_indices(weights: NDArray[np.float64], limit: float, typical_p: float
     """Return the indices of the most typical tokens in ascending order.
 
     A token is more typical the closer its information content is to the entropy of the distribution
-    (Meister et al. 2023, Locally Typical Sampling, section 4).
-
-    Args:
-        weights: (N,), non-negative, not all 0.
-        limit: only the heaviest tokens up to this total weight are considered, as with `top_p`.
-        typical_p: minimum total probability of the returned tokens.
+    (Meister et al. 2023, Locally Typical Sampling, section 4). The total probability of the tokens
+    is at least `typical_p`. Only the heaviest tokens up to the total weight `limit` are considered,
+    as with `top_p`. `weights` is (N,), non-negative, not all 0.
     """
     heaviest = np.argsort(-weights, kind="stable")
     before = np.cumsum(weights[heaviest]) - weights[heaviest]
@@ -61,15 +58,10 @@ def typical_indices(weights: NDArray[np.float64], limit: float, typical_p: float
 
 
 def weigh_tokens(logits: Array, parameters: GenerateParameters) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Apply `top_k` and temperature.
+    """Apply `top_k` and temperature to logits (V,).
 
-    Args:
-        logits: (V,).
-        parameters: parameters of the request.
-
-    Returns:
-        Token ids in ascending order and their weights, which are proportional to the probabilities.
-        Both have the shape (N,), N <= V.
+    Returns token ids in ascending order and their weights, which are proportional to the
+    probabilities. Both have the shape (N,), N <= V.
     """
     ids = np.arange(len(logits))
     # Temperature does not change the order of logits, so `top_k` can be applied first.
@@ -146,10 +138,8 @@ def _index_at(weights: NDArray[np.float64], share: float) -> int:
 
 
 def _locate(weights: NDArray[np.float64], weight: float) -> tuple[int, float]:
-    """Find the first index at which the cumulative sum exceeds `weight`.
-
-    Returns:
-        The index, and `weight` minus the sum of the weights before it.
+    """Return the first index at which the cumulative sum exceeds `weight`, and `weight` minus the
+    sum of the weights before it.
     """
     sums = weights.cumsum()
     # Rounding can make `weight` equal to the total.

@@ -104,9 +104,6 @@ class _Queue:
         rows, and in it to the call with the fewest rows; among several, to the one that was served
         least recently. Therefore a small call does not wait for all sequences of a large call or of
         another caller, and a large call makes progress while small calls arrive.
-
-        Args:
-            held: the decoder rows that shares and calls have now.
         """
         # A step takes a few of hundreds of sequences. Only these are visited, and the shares and
         # calls before them that have rows already.
@@ -163,18 +160,15 @@ class Scheduler:
     Sequences that need decoder rows are scheduled in the order of `_Queue.fair_order`; none
     overtakes another that waits for rows. Some rows are reserved for sequences with one row whose
     call has no row yet, so that a small call does not wait until rows are released. At least half
-    of them are for callers that have no row at all. Encode-only
-    sequences can overtake all others. Each batch contains the older of the first sequences of both
-    kinds, so that no sequence starves. The rest of the batch is chosen by length.
+    of them are for callers that have no row at all. Encode-only sequences can overtake all others.
+    Each batch contains the older of the first sequences of both kinds, so that no sequence starves.
+    The rest of the batch is chosen by length.
     """
 
     def __init__(self, max_batch_tokens: int, reserved_rows: int = 0) -> None:
-        """Create an empty queue.
+        """Create an empty queue, with `reserved_rows` decoder rows for calls without rows.
 
-        Args:
-            max_batch_tokens: maximum number of tokens in a batch, padding included. A longer
-                sequence is a batch of its own.
-            reserved_rows: number of decoder rows that are reserved for calls without rows.
+        A sequence that is longer than `max_batch_tokens`, padding included, is a batch of its own.
         """
         self._max_batch_tokens = max_batch_tokens
         self._reserved_rows = reserved_rows
@@ -207,15 +201,7 @@ class Scheduler:
         return expired
 
     def next_batch(self, free_rows: int, held: RowCounts) -> list[int]:
-        """Remove the sequences of the next encoder batch from the queue.
-
-        Args:
-            free_rows: number of free decoder rows.
-            held: the decoder rows that shares and calls have now.
-
-        Returns:
-            Ids of the sequences, shortest first; empty if none can be scheduled.
-        """
+        """Remove the next encoder batch; return its ids, shortest sequence first, or none."""
         in_turn, in_reserve = self._select_fitting(free_rows, held)
         for_rows, for_encoder = in_turn + in_reserve, list(self._encode_queue)
         heads = [*in_turn[:1], *in_reserve[:1], *islice(self._encode_queue.fair_order(RowCounts()), 1)]

@@ -17,12 +17,9 @@ class StepScores:
     """
 
     def __init__(self, outputs: Mapping[str, Array], first: int = 0, num_skipping: int = 0) -> None:
-        """Wrap the outputs of a step.
+        """Wrap `TOP_OUTPUTS` of a step, and `VOCABULARY_OUTPUTS` if a row needs them.
 
-        Args:
-            outputs: `TOP_OUTPUTS` of the step, and `VOCABULARY_OUTPUTS` if a row needs them.
-            first: index of the first row of the step.
-            num_skipping: number of rows after those of the step that may get a next token.
+        `num_skipping` rows after those of the step may get a next token.
         """
         self._outputs = outputs
         self._first = first
@@ -35,21 +32,16 @@ class StepScores:
         self._best_logprobs: list[float] = self._top_logprobs[:, 0].tolist()
 
     def set_next_token(self, row: int, token_id: int) -> None:
-        """Set the next input token of a row."""
         self.next_ids[row - self._first] = token_id
 
     def best(self, row: int) -> tuple[int, float]:
-        """Return the most probable token of a row and its log-probability.
-
-        The log-probability is not finite if the scores of the row are not finite.
+        """Return the most probable token of a row and its log-probability, which is not finite if
+        the scores of the row are not finite.
         """
         return self._best_ids[row - self._first], self._best_logprobs[row - self._first]
 
     def top(self, rows: Int64, count: int) -> tuple[Array, Array]:
-        """Return the top `count` token ids and log-probabilities of each row.
-
-        Both are copies of the shape (*rows.shape, count).
-        """
+        """Return copies (*rows.shape, count) of the top token ids and log-probabilities of rows."""
         indices = rows - self._first
         return self._top_ids[indices, :count], self._top_logprobs[indices, :count]
 

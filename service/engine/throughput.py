@@ -24,13 +24,7 @@ class Throughput:
         self._saturated_since: float | None = None  # end of the last iteration, if sequences were waiting
 
     def on_turn(self, units: int, now: float, *, is_saturated: bool) -> None:
-        """Record an iteration of the engine.
-
-        Args:
-            units: units of work that it did.
-            now: time of its end in seconds.
-            is_saturated: True if sequences are still waiting.
-        """
+        """Record an iteration that ended at `now` (s); it is saturated if sequences still wait."""
         if self._saturated_since is not None:
             elapsed = now - self._saturated_since
             kept = math.exp(-elapsed / DECAY_S)

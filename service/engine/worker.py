@@ -107,11 +107,7 @@ class Worker:
     async def end_step(self, timeout_s: float) -> str | None:
         """End the running step by terminating its graph; the model must then be removed.
 
-        Args:
-            timeout_s: time that the step may take to end.
-
-        Returns:
-            The name of the model, or None if the step has not ended, or is no step of a model.
+        Returns the name of the model; None if the step does not end in time or is of no model.
         """
         stepped = self._stepped
         if stepped is None:
@@ -126,14 +122,8 @@ class Worker:
     def submit(self, model: str, request: Request, on_event: Callable[[Event], Any]) -> RequestFuture:
         """Submit a request to a model's engine without waiting.
 
-        Args:
-            model: name of the model.
-            request: request for its engine.
-            on_event: called with each event, on the event loop's thread. If the worker is closed,
-                it is called before this method returns.
-
-        Raises:
-            KeyError: there is no such model.
+        `on_event` is called on the event loop's thread; if the worker is closed, it is called
+        before this method returns. Raises `KeyError` if there is no such model.
         """
         engine = self._engines[model]
         future = RequestFuture(model, on_event)
@@ -172,7 +162,6 @@ class Worker:
         await self._run_between_steps(run)
 
     def fail_requests(self, model: str, code: FailureCode) -> None:
-        """Fail all open requests of a model."""
         for future in [future for future in self._open if future.model == model]:
             future.cancel()
             future._deliver(Failed(code))

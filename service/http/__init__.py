@@ -1,3 +1,1 @@
-"""Transport: connections and their limits, request bodies, dispatch to endpoints, errors and
-OpenAPI.
-"""
+"""Transport: connections and limits, request bodies, dispatch to endpoints, errors and OpenAPI."""

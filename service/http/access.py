@@ -1,10 +1,10 @@
-"""Access by API key: everything but the health checks needs one, once the settings name a file of
-keys.
-"""
+"""Access by API key: all but the health checks need one, if the settings name a file of keys."""
 
 import base64
 import binascii
 from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
 
 from sightline.service.api.endpoint import HTML, Endpoint, prefers
 from sightline.service.api_errors import ApiError
@@ -32,17 +32,10 @@ class UnauthorizedError(ApiError):
 
 
 def authorize(call: HttpCall, endpoint: Endpoint | None, keys: KeyRing) -> None:
-    """Find the key of a call in its headers.
+    """Find the key of a call in its headers; `endpoint` is None if no route matches.
 
-    A call without a key passes if the endpoint is open, or finds the key in its body.
-
-    Args:
-        call: the call.
-        endpoint: its endpoint; None if no route matches.
-        keys: all keys.
-
-    Raises:
-        ApiError: `unauthorized`; `forbidden` if the key does not have the role of the endpoint.
+    A call without a key passes if the endpoint is open, or finds the key in its body. Other calls
+    fail with `unauthorized`, or with `forbidden` if the key lacks the role of the endpoint.
     """
     if endpoint is not None and endpoint.is_open:
         return
@@ -62,6 +55,12 @@ def authorize_with(call: HttpCall, endpoint: Endpoint | None, keys: KeyRing, sec
         raise ApiError("forbidden", "This route needs an API key with the role admin; ask the operator for one.")
 
 
+def authorize_by_field(call: HttpCall, endpoint: Endpoint, keys: KeyRing, fields: Mapping[str, Any]) -> None:
+    """Find the key of a call in the fields of its body, see `authorize`."""
+    secret = fields.get(endpoint.key_field or "")
+    authorize_with(call, endpoint, keys, secret.encode() if isinstance(secret, str) else None)
+
+
 def key_in_headers(headers: Mapping[bytes, bytes], method: str) -> bytes | None:
     """Return the key in the headers of a request; None if there is none.
 
@@ -73,11 +72,26 @@ def key_in_headers(headers: Mapping[bytes, bytes], method: str) -> bytes | None:
     if scheme in KEY_SCHEMES:
         return value.strip() or None
     if scheme == b"basic":
-        is_own = headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
-        if not is_own and method not in ("GET", "HEAD"):
+        if method not in ("GET", "HEAD") and _is_of_another_site(headers):
             return None
         try:
             return base64.b64decode(value.strip(), validate=True).partition(b":")[2] or None
         except binascii.Error:
             return None
     return headers.get(b"x-api-key") or None
+
+
+def _is_of_another_site(headers: Mapping[bytes, bytes]) -> bool:
+    """Return True if a page of another site has caused a request, or may have caused it.
+
+    A browser sends `Sec-Fetch-Site` only to https and to its own machine. Otherwise, `Origin` or
+    `Referer` names the page. Programs send none of them.
+    """
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site not in (b"none", b"same-origin")
+    page = headers.get(b"origin", headers.get(b"referer"))
+    try:
+        return page is not None and urlsplit(page.lower()).netloc != headers.get(b"host", b"").lower()
+    except ValueError:  # not a URL
+        return True

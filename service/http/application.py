@@ -5,8 +5,9 @@ FastAPI's router can call the endpoints, and FastAPI describes them. The middlew
 """
 
 import functools
+import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -43,6 +44,12 @@ class EndpointRoute(Route):
         super().__init__(endpoint.path, EndpointApp(endpoint), methods=[endpoint.method])
 
 
+def summary_of(handler: Callable[..., Any]) -> str:
+    """Return the first sentence of a handler's docstring, or its name if there is none (`-OO`)."""
+    text = inspect.getdoc(handler) or f"{handler.__name__.replace('_', ' ').capitalize()}."
+    return re.split(r"(?<=\.)\s", text.replace("\n", " "), maxsplit=1)[0].strip().rstrip(".")
+
+
 @functools.cache
 def described(endpoint: Endpoint) -> APIRoute:
     """Return an endpoint as FastAPI describes it."""
@@ -51,7 +58,8 @@ def described(endpoint: Endpoint) -> APIRoute:
         endpoint.handler,
         methods=[endpoint.method],
         name=endpoint.name,
-        summary=(endpoint.handler.__doc__ or "").split("\n")[0].rstrip("."),
+        summary=summary_of(endpoint.handler),
+        description=inspect.getdoc(endpoint.handler) or summary_of(endpoint.handler),
         dependencies=[Depends(check) for check in endpoint.dependencies],
         response_model=endpoint.response,
         response_class=JSONResponse if JSON in endpoint.media_types else Response,
@@ -101,7 +109,10 @@ class Application(FastAPI):
         methods = tuple(by_method) or (error.headers or {})["Allow"].split(", ")
         if isinstance(matched, EndpointApp):
             path, call.error_format = matched.declared.path, matched.declared.error_format
-        raise MethodNotAllowedError(path, methods)
+        rejection = MethodNotAllowedError(path, methods)
+        if request.method == "OPTIONS":
+            rejection.text += " Pages of other origins may call it if SIGHTLINE_CORS_ORIGINS names them."
+        raise rejection
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document.

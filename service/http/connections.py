@@ -1,6 +1,4 @@
-"""Limits on open connections: in total, per client address, and by the process's file
-descriptors.
-"""
+"""Limits on open connections: in total, per client address, and by the file descriptors."""
 
 import ipaddress
 import logging
@@ -37,16 +35,9 @@ class ConnectionLimits:
         self.num_lingering = 0  # rejected connections whose clients have not read the response yet
 
     def admit(self, address: str, descriptor: int, elsewhere: tuple[int, int] = (0, 0)) -> None:
-        """Count a connection until `release`.
+        """Count a connection until `release`, unless it is rejected with `overloaded`.
 
-        Args:
-            address: address of the client.
-            descriptor: descriptor of the connection.
-            elsewhere: number of connections of other processes of the service: of all clients, and
-                of this one.
-
-        Raises:
-            ApiError: `overloaded`; the connection is not counted.
+        `elsewhere` counts those of other processes of the service: of all clients, and of this one.
         """
         num_elsewhere, num_of_address_elsewhere = elsewhere
         if self.num_open + num_elsewhere >= self._max_total:
@@ -76,9 +67,7 @@ class ConnectionLimits:
             del self._of_network[network]
 
     def may_linger(self, descriptor: int) -> bool:
-        """Return True if a rejected connection may stay open until its client has read the
-        response.
-        """
+        """Return True if a rejected connection may wait until its client has read the response."""
         return self.num_lingering < MAX_LINGERING and descriptors_after(descriptor) >= DESCRIPTOR_RESERVE // 2
 
     def _error(self, limit: Limit, message: str) -> ApiError:

@@ -6,23 +6,29 @@ FastAPI's own handling costs more than the rest of a call together, and answers 
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import quote
 
 import orjson
+from pydantic import BaseModel
 from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import _TrustedHosts
 
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
 from sightline.service.api_errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
-from sightline.service.http.access import authorize, authorize_with
+from sightline.service.http.access import authorize, authorize_by_field
 from sightline.service.http.compression import MIN_BYTES, accepts_gzip, compress
 from sightline.service.http.hosts import AllowedHosts
-from sightline.service.http.http_call import NO_ROUTE, QUIET_ROUTES, HttpCall, receive_body
+from sightline.service.http.http_call import NO_ROUTE, POLLED_ROUTES, CheckFields, HttpCall, receive_body
 from sightline.service.http.incoming import EXCHANGE
 from sightline.service.http.routing import RouteTable
 from sightline.service.inference.service import Service
@@ -31,6 +37,7 @@ from sightline.service.logs import FIELDS, access_logger
 from sightline.service.metrics import Metrics
 from sightline.service.traces import OPERATIONS, PARAMETERS, trace_id
 
+MAX_LOGGED = 200  # characters of a text that the client chose
 LARGE_BYTES = 65_536  # above this size, the transport applies back pressure
 EVENT_HEADERS = [
     (b"cache-control", b"no-cache"),
@@ -68,7 +75,9 @@ class CallLog:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._counters: dict[tuple[str, int, str | None], Callable[[], None]] = {}  # by route, status and code
+        # Proxies whose header X-Forwarded-For is believed in the log, by uvicorn's variable.
+        self._proxies = _TrustedHosts(os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1"))
+        self._counters: dict[tuple[str, int, str | None, str | None], Callable[[], None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -98,9 +107,10 @@ class CallLog:
         if status is None:
             status = CLIENT_GONE_STATUS
         route = call.route
-        counter = self._counters.get((route, status, code))
+        kind = (route, status, code, call.model_name)
+        counter = self._counters.get(kind)
         if counter is None:
-            counter = self._counters[route, status, code] = self._service.metrics.call_counter(route, status, code)
+            counter = self._counters[kind] = self._service.metrics.call_counter(*kind)
         counter()
         label = None if call.key is None else call.key.label
         if self._service.keys is not None:
@@ -109,6 +119,9 @@ class CallLog:
             "request_id": call.request_id,
             "method": call.scope["method"],
             "route": route,
+            **({"path": quote(call.scope["path"])[:MAX_LOGGED]} if route == NO_ROUTE else {}),
+            "client": self._client_of(call),
+            "user_agent": call.headers.get(b"user-agent", b"").decode("latin-1")[:MAX_LOGGED] or None,
             **({} if label is None else {"key": label}),
             "model": call.model_name,
             "status": status,
@@ -122,7 +135,17 @@ class CallLog:
                 fields["trace_id"] = trace_id(call.span)
                 error = code if status >= 500 else None
                 traces.end(call.span, _attributes(call, status, code), error, call.phases, call.computed)
-        log_call(logging.DEBUG if route in QUIET_ROUTES else logging.INFO, fields)
+        log_call(logging.DEBUG if route in POLLED_ROUTES else logging.INFO, fields)
+
+    def _client_of(self, call: HttpCall) -> str | None:
+        """Return the address of a call's client, or what a trusted proxy says that it is."""
+        client = call.scope.get("client")
+        address = client[0].removeprefix("::ffff:") if client else None
+        if b"x-forwarded-for" in call.headers and address in self._proxies:
+            forwarded = b",".join(value for name, value in call.scope["headers"] if name == b"x-forwarded-for")
+            with contextlib.suppress(ValueError, IndexError):  # not an address
+                return str(ip_address(self._proxies.get_trusted_client_address(forwarded.decode("latin-1"))[0]))
+        return address
 
 
 def _attributes(call: HttpCall, status: int, code: str | None) -> dict[str, Any]:
@@ -197,14 +220,9 @@ class Dispatcher:
             await _send_error(call, send, ApiError("draining"))
 
     def _check_access(self, call: HttpCall, endpoint: Endpoint | None) -> None:
-        """Check the host, the port and the API key of a call; see `authorize`.
-
-        Raises:
-            ApiError: `misdirected_request`; `not_found` on the other port; `unauthorized`;
-                `forbidden`.
-        """
+        """Check the host, the port and the API key of a call; see `authorize`."""
         if endpoint is not None:
-            if not self._hosts.allow(call.headers.get(b"host")):
+            if endpoint.path not in POLLED_ROUTES and not self._hosts.allow(call.headers.get(b"host")):
                 raise ApiError("misdirected_request")
             if self._admin_port is not None and not endpoint.is_open:
                 check_port(call.scope, endpoint, self._admin_port)
@@ -213,32 +231,22 @@ class Dispatcher:
 
 
 async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[str, str], send: Send) -> None:
-    """Call the endpoint of a request, if the caller has access, and send its response.
-
-    Raises:
-        ApiError: see `Dispatcher`, `receive_body`, and the errors of the endpoint.
-        ClientGoneError: the client closed the connection before the body was complete.
-    """
+    """Call the endpoint of a request, if the caller has access, and send its response."""
     call.endpoint, call.error_format = endpoint, endpoint.error_format
     call.check_access(call, endpoint)
     service, arguments = call.service, dict[str, Any](path_parameters)
-    if call.scope["query_string"] and not endpoint.ignores_query:
-        call.check_query(endpoint)
-    if endpoint.body_type is not None:
-        if service.unavailable_code is not None:
-            raise ApiError(service.unavailable_code)
-        if call.key is not None and call.key.quota is not None:
-            await call.begin_quota()
-        call.deadline = call.started + service.settings.request_timeout_s
-        if b"x-request-timeout-ms" in call.headers:
-            call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
-        if call.exchange is not None:
-            call.exchange.on_lost = call.on_client_gone
-        arguments["body"], call.tail = await receive_body(call, endpoint.body_format, endpoint.body_type)
-        if endpoint.key_field is not None and service.keys is not None and call.key is None:
-            secret = getattr(arguments["body"], endpoint.key_field) or ""
-            authorize_with(call, endpoint, service.keys, secret.encode())
-            await call.begin_quota()
+    check_key = None
+    if endpoint.key_field is not None and service.keys is not None and call.key is None:
+        check_key = functools.partial(authorize_by_field, call, endpoint, service.keys)
+    try:
+        if endpoint.body_type is not None:
+            arguments["body"], call.tail = await _receive(call, endpoint, endpoint.body_type, check_key)
+        if call.scope["query_string"] and not endpoint.ignores_query:
+            call.check_query(endpoint)
+    except ApiError as error:
+        if check_key is not None and call.key is None and error.kind.status in (400, 415, 422):
+            check_key({})  # strangers do not learn what is wrong with their requests
+        raise
     if "tail" in endpoint.takes:
         arguments["tail"] = call.tail
     if "model" in endpoint.takes:
@@ -252,6 +260,26 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
         await _send_events(call, send, response)
     else:
         await _send(call, send, response)
+
+
+async def _receive(
+    call: HttpCall, endpoint: Endpoint, body_type: type[BaseModel], check: CheckFields | None
+) -> tuple[BaseModel, bytes]:
+    """Receive the body of a call once its quota and its deadline have begun, see `receive_body`."""
+    service = call.service
+    if service.unavailable_code is not None:
+        raise ApiError(service.unavailable_code)
+    if call.key is not None and call.key.quota is not None:
+        await call.begin_quota()
+    if call.exchange is not None:
+        call.exchange.on_lost = call.on_client_gone
+    received = await receive_body(call, endpoint.body_format, body_type, check)
+    call.deadline = call.started + service.settings.request_timeout_s
+    if b"x-request-timeout-ms" in call.headers:
+        call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
+    if check is not None:
+        await call.begin_quota()
+    return received
 
 
 async def _send(call: HttpCall, send: Send, response: Any) -> None:
@@ -325,22 +353,14 @@ async def _send_error(call: HttpCall, send: Send, error: ApiError) -> None:
 
 
 def check_port(scope: Scope, endpoint: Endpoint, admin_port: int) -> None:
-    """Check that an endpoint is served on the port of a connection.
-
-    Raises:
-        ApiError: `not_found`.
-    """
+    """Check that an endpoint is served on the port of a connection, or raise `not_found`."""
     is_admin = scope["server"] is not None and scope["server"][1] == admin_port
     if is_admin != (endpoint.role == "admin"):
         raise ApiError("not_found", "The service has this route on its other port (SIGHTLINE_ADMIN_ADDRESS).")
 
 
 def requested_timeout_s(call: HttpCall) -> float:
-    """Return the seconds of `X-Request-Timeout-Ms`.
-
-    Raises:
-        ApiError: the value is not a number of milliseconds.
-    """
+    """Return the seconds of `X-Request-Timeout-Ms`."""
     requested = call.headers[b"x-request-timeout-ms"]
     if not (requested.isdigit() and float(requested) > 0):
         message = "It must be a whole number of milliseconds above 0."

@@ -1,6 +1,4 @@
-"""GET /openapi.json and GET /docs: the API as a JSON document, and as a page with tables, examples
-and forms.
-"""
+"""GET /openapi.json and GET /docs: the API as JSON, and as a page of tables, examples and forms."""
 
 import asyncio
 import base64
@@ -29,14 +27,10 @@ EXAMPLE_INTEGERS = {"index": 0, "rank": 0, "created": 1_764_000_000}
 
 
 class Pages:
-    """Both pages of an app. They are rendered at the first call, because that takes about half a
-    second.
-    """
+    """Both pages of an app, rendered at the first call, because that takes about half a second."""
 
     def __init__(self, describe: Callable[[], dict[str, Any]], frame_ancestors: Sequence[str] = ()) -> None:
-        """Take the function that returns the OpenAPI document, and the origins of pages that may
-        show the page in a frame.
-        """
+        """Take a function that returns the OpenAPI document, and origins that may frame a page."""
         self._describe = describe
         self._frame_ancestors = " ".join(frame_ancestors) or "'none'"
         self._made: asyncio.Future[tuple[StaticContent, StaticContent]] | None = None
@@ -153,8 +147,7 @@ def _parameter_cells(parameter: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _rows(schema: dict[str, Any], schemas: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row for each field of a schema and of the objects in it: path, type, default and
-    description.
+    """Yield the path, type, default and description of each field of a schema and of its objects.
 
     Alternatives of an object can repeat a row.
     """
@@ -179,10 +172,7 @@ def type_of(
 ) -> str:
     """Return a JSON Schema as words, such as `integer, 1 to 8`.
 
-    Args:
-        schema: the schema.
-        name_of: returns the words for an object from its name.
-        hidden: types that are left out of alternatives.
+    `name_of` returns the words for an object from its name. Alternatives leave out `hidden` types.
     """
     if "$ref" in schema:
         return name_of(schema["$ref"].rsplit("/", 1)[1])

@@ -41,9 +41,7 @@ ABSOLUTE_FORM = re.compile(rb"(?i:https?)://(?!:)([^/?#]+)([/?]" + PATH + rb")?"
 
 
 def num_unread(transport: asyncio.Transport) -> int:
-    """Return the number of bytes that the client has not acknowledged, including those in the
-    kernel.
-    """
+    """Return the number of bytes that the client has not acknowledged, also those in the kernel."""
     unwritten = transport.get_write_buffer_size()
     if not unwritten:
         return 0
@@ -69,14 +67,7 @@ def error_response(error: ApiError, request_id: str) -> bytes:
 def check_head(method: bytes, target: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Return the request's target in origin form: a path with its query.
 
-    Args:
-        method: method in capitals.
-        target: target as it was sent.
-        version: HTTP version, such as `1.1`.
-        headers: headers with lower-case names.
-
-    Raises:
-        ApiError: `malformed_request`, `headers_too_large`.
+    The method is in capitals, the names of headers in lower case.
     """
     size, hosts = len(target), []
     for name, value in headers:
@@ -140,17 +131,10 @@ class GuardedProtocol(HttpToolsProtocol):
         elsewhere: tuple[int, int] = (0, 0),
         **options: Any,
     ) -> None:
-        """Create the protocol of one connection.
+        """Create the protocol of one connection; for `elsewhere`, see `ConnectionLimits.admit`.
 
-        Args:
-            arguments: arguments of uvicorn's protocol.
-            settings: settings of the process.
-            connections: limits of connections.
-            bodies: limit of arriving bodies.
-            on_rejection: called for each request that fails before it reaches an endpoint.
-            on_end: called when the connection is no longer counted, or was rejected.
-            elsewhere: see `ConnectionLimits.admit`.
-            options: arguments of uvicorn's protocol.
+        `on_rejection` is called for each request that fails before it reaches an endpoint, `on_end`
+        when the connection is no longer counted, or was rejected.
         """
         super().__init__(*arguments, **options)
         self._on_end = on_end
@@ -410,10 +394,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def _break_off(self, cycle: Any) -> None:
-        """Close the connection after an incomplete response.
-
-        For uvicorn the client has disconnected, so it logs nothing.
-        """
+        """Close the connection after an incomplete response, which uvicorn does not log."""
         cycle.disconnected = True
         cycle.message_event.set()
         self._close()

@@ -8,18 +8,19 @@ import re
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from sightline.service.api.endpoint import FORM, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
 from sightline.service.api_errors import ApiError, ClientGoneError
-from sightline.service.body_fields import first_error, paths_of, validate
+from sightline.service.body_fields import paths_of, validate
+from sightline.service.http.connections import network_of
 from sightline.service.http.incoming import EXCHANGE, Exchange
 from sightline.service.inference.call import Call
 from sightline.service.inference.service import Service
@@ -34,11 +35,13 @@ _numbers = itertools.count()
 _process_id = secrets.token_hex(8)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NO_ROUTE = "none"
-# Orchestrators poll these routes every few seconds, so they are logged as debug and never traced.
-QUIET_ROUTES = frozenset(
-    {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/metrics"}
+# Orchestrators and monitors poll these routes every few seconds, by any address of the service:
+# they are logged as debug, never traced, and answer every host.
+POLLED_ROUTES = frozenset(
+    {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping", "/metrics"}
 )
 Body = TypeVar("Body", bound=BaseModel)
+CheckFields = Callable[[Mapping[str, Any]], None]  # checks the fields of a body, before they are validated
 
 MAX_FORM_FIELDS = 64
 # Supported content codings, with the `wbits` argument of zlib.
@@ -63,6 +66,9 @@ class HttpCall(Call):
         is_usable = own_id and REQUEST_ID.fullmatch(own_id)
         super().__init__(service, own_id if is_usable else f"{_process_id}{next(_numbers) % 2**32:08x}")
         self.scope = scope
+        if scope.get("client"):
+            address = scope["client"][0]
+            self.address = network_of(address) if ":" in address else address
         self.receive = receive  # `exchange.rejection` says if the connection has rejected the body
         self._send = send
         self.exchange: Exchange | None = scope.get(EXCHANGE)  # absent in tests without a connection
@@ -75,11 +81,7 @@ class HttpCall(Call):
         self.span: Span | None = None  # of a call that is traced, once its response has started
 
     def check_query(self, endpoint: Endpoint) -> None:
-        """Check that the endpoint knows all parameters of the query.
-
-        Raises:
-            ApiError: `invalid_parameter`.
-        """
+        """Check that the endpoint knows all parameters of the query."""
         known = sorted(endpoint.takes & {"model"})
         for name in QueryParams(self.scope["query_string"]):
             if name not in known:
@@ -117,8 +119,8 @@ class HttpCall(Call):
 
     def begin_span(self, traces: Traces) -> None:
         """Begin the span of the call, unless it has one or is not traced."""
-        if self.span is None and self.route not in QUIET_ROUTES:
-            self.span = traces.begin(self.span_name, self.headers, self.started)
+        if self.span is None and self.route not in POLLED_ROUTES:
+            self.span = traces.begin(self.span_name, self.scope["headers"], self.started)
 
     @property
     def route(self) -> str:
@@ -142,22 +144,18 @@ class HttpCall(Call):
         return self.error_format.write(error, error.message(names), error.param(names), self.request_id)
 
 
-async def receive_body(call: HttpCall, body_format: BodyFormat, body_type: type[Body]) -> tuple[Body, bytes]:
-    """Receive a call's body and validate it.
+async def receive_body(
+    call: HttpCall, body_format: BodyFormat, body_type: type[Body], check: CheckFields | None = None
+) -> tuple[Body, bytes]:
+    """Receive and validate a call's body; return it, and the bytes after its JSON.
 
-    Returns:
-        The body, and the bytes after its JSON.
-
-    Raises:
-        ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`, `malformed_json`,
-            the first value that is not allowed, or an error of the connection: `overloaded`,
-            `malformed_request` or `headers_too_large`.
-        ClientGoneError: the client closed the connection before the body was complete.
+    `check` gets its fields before they are validated. An error of the connection, such as
+    `overloaded`, is raised here, too.
     """
     exchange, headers = call.exchange, call.headers
     media_type = headers.get(b"content-type", b"").decode("latin-1")
     if media_type not in body_format.media_types:
-        media_type = _check_media_type(media_type, body_format.media_types)
+        media_type = _check_media_type(media_type, body_format)
     coding = _check_coding(call) if b"content-encoding" in headers else None
     try:
         data = await _receive(call)
@@ -170,19 +168,23 @@ async def receive_body(call: HttpCall, body_format: BodyFormat, body_type: type[
     call.field_names = paths_of(body_type)
     if not data and body_format.is_optional:
         return validate({}, body_type), tail
-    if media_type == FORM:  # in a thread, because a megabyte of percent signs takes long
-        return await asyncio.to_thread(parse_form, data, body_type), tail
+    if media_type == FORM and body_format.is_form:  # in a thread, because a megabyte of percent signs takes long
+        fields = await asyncio.to_thread(parse_form, data)
+        if check is not None:
+            check(fields)
+        return validate(fields, body_type, is_strict=False), tail
     if body_format.length_header is not None:
         size = _json_bytes(call, data, body_format.length_header)
         data, tail = data[:size], data[size:]
-    return parse_body(data, body_type), tail
+    return parse_body(data, body_type, check), tail
 
 
-def _check_media_type(header: str, media_types: Sequence[str]) -> str:
+def _check_media_type(header: str, body_format: BodyFormat) -> str:
     kind, *parameters = (part.strip().lower() for part in header.split(";"))
     charsets = [part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")]
+    media_types = body_format.media_types
     if kind not in media_types or any(charset != "utf-8" for charset in charsets):
-        named = " or ".join(media_type for media_type in media_types if media_type)
+        named = " or ".join(name for name in media_types if name and (name != FORM or body_format.is_form))
         raise ApiError("unsupported_media_type", f"The Content-Type must be {named}, in UTF-8.")
     return kind
 
@@ -200,12 +202,7 @@ def _check_coding(call: HttpCall) -> str | None:
 
 
 def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
-    """Decompress a body up to its size limit.
-
-    Raises:
-        ApiError: `body_too_large`; `malformed_json` if it is not one complete stream of that
-            coding.
-    """
+    """Decompress a body up to its size limit; `malformed_json` if it is not one complete stream."""
     stream = zlib.decompressobj(CODINGS[coding])
     try:
         plain = stream.decompress(data, max_bytes + 1)
@@ -225,8 +222,9 @@ def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
 
 async def _receive(call: HttpCall) -> bytes:
     settings, exchange, body = call.service.settings, call.exchange, b""
-    limit, announced = settings.max_body_bytes, call.headers.get(b"content-length", b"")
-    if not (announced.isdigit() and int(announced) > limit):
+    limit, length = settings.max_body_bytes, call.headers.get(b"content-length", b"")
+    announced = int(length) if length.isdigit() and len(length) < 20 else number_of(length)
+    if announced is None or announced <= limit:
         has_arrived = exchange is not None and exchange.is_complete
         try:
             async with contextlib.nullcontext() if has_arrived else asyncio.timeout(settings.client_timeout_s):
@@ -245,7 +243,7 @@ async def _receive(call: HttpCall) -> bytes:
             raise ApiError("client_too_slow", text) from None
         if len(body) <= limit:
             return body
-    size = f", got {int(announced)}" if announced.isdigit() else ""
+    size = "" if announced is None else f", got {announced}"
     raise ApiError("body_too_large", f"The body must be at most {limit} bytes{size} (SIGHTLINE_MAX_BODY_BYTES).")
 
 
@@ -254,21 +252,22 @@ def _json_bytes(call: HttpCall, data: bytes, length_header: str) -> int:
     length = call.headers.get(length_header.lower().encode())
     if length is None:
         return len(data)
-    # Python refuses to parse integers with very many digits.
-    if not (length.isdigit() and len(length) <= 20 and int(length) <= len(data)):
+    size = number_of(length)
+    if size is None or size > len(data):
         message = f"It must be the number of bytes that are JSON, at most {len(data)}, the length of the body."
         raise ApiError("invalid_parameter", message, path=length_header)
-    return int(length)
+    return size
 
 
-def parse_body(data: bytes, body_type: type[Body]) -> Body:
-    """Parse and validate a JSON object.
+def number_of(header: bytes) -> int | None:
+    """Return the number in a header; None if it is none, or larger than any size."""
+    digits = header.lstrip(b"0") or header[:1]
+    # Python refuses to parse integers with very many digits.
+    return int(digits) if digits.isdigit() and len(digits) <= 20 else None
 
-    If a key is repeated in an object, the last value wins.
 
-    Raises:
-        ApiError: `malformed_json`, or the first value that is not allowed.
-    """
+def parse_body(data: bytes, body_type: type[Body], check: CheckFields | None = None) -> Body:
+    """Parse and validate a JSON object. If a key is repeated in an object, the last value wins."""
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -283,6 +282,8 @@ def parse_body(data: bytes, body_type: type[Body]) -> Body:
         raise ApiError("malformed_json", message) from None
     if not isinstance(document, dict):
         raise ApiError("invalid_parameter", "The body must be a JSON object.")
+    if check is not None:
+        check(document)
     return validate(document, body_type)
 
 
@@ -295,19 +296,16 @@ def invalid_utf8(data: bytes) -> int | None:
     return None
 
 
-def parse_form(data: bytes, body_type: type[Body]) -> Body:
-    """Parse and validate a form. If a field is repeated, the last value wins.
-
-    Raises:
-        ApiError: `malformed_json`, or the first value that is not allowed.
-    """
+def parse_form(data: bytes) -> dict[str, str | list[str]]:
+    """Return the fields of a form; the value of a repeated field is a list."""
+    count = 1 + data.count(b"&")
+    if count > MAX_FORM_FIELDS:
+        message = f"A form must have at most {MAX_FORM_FIELDS} fields, got {count}; send more texts as a list in JSON."
+        raise ApiError("malformed_json", message)
+    fields: dict[str, list[str]] = {}
     try:
-        pairs = parse_qsl(
-            data.decode(), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=MAX_FORM_FIELDS
-        )
+        for name, value in parse_qsl(data.decode(), keep_blank_values=True, strict_parsing=True, errors="strict"):
+            fields.setdefault(name, []).append(value)
     except ValueError:
         raise ApiError("malformed_json", "The body is not a form in UTF-8.") from None
-    try:
-        return body_type.model_validate_strings(dict(pairs), strict=False)
-    except ValidationError as error:
-        raise first_error(error, kind=body_type) from None
+    return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}

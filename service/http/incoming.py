@@ -11,8 +11,7 @@ EXCHANGE = "sightline.exchange"  # key of a request's Exchange in the ASGI scope
 
 
 class IncomingBodies:
-    """Counts the bytes of bodies that are arriving or that wait for the response to an earlier
-    request.
+    """Counts the bytes of bodies that arrive, or that wait for the response to an earlier request.
 
     If the limit is exceeded, the body that has paused for longest is rejected, so that stalled
     clients do not block others. A complete body is rejected only while it waits for the response to

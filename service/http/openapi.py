@@ -10,7 +10,6 @@ from pydantic.json_schema import models_json_schema
 from sightline.service.api.endpoint import (
     ACCESS_ERRORS,
     BODY_ERRORS,
-    COMMON_ERRORS,
     FORM,
     JSON,
     NATIVE_ERRORS,
@@ -18,7 +17,7 @@ from sightline.service.api.endpoint import (
     ErrorFormat,
 )
 from sightline.service.api_errors import ApiError, ErrorCode
-from sightline.service.http.http_call import REQUEST_ID
+from sightline.service.http.http_call import POLLED_ROUTES, REQUEST_ID
 
 # Any request can fail before its head is complete. Such errors have the native format.
 HEAD_ERRORS: tuple[ErrorCode, ...] = ("malformed_request", "client_too_slow", "headers_too_large")
@@ -74,7 +73,9 @@ LENGTH_PARAMETER = {
 
 def declared_errors(endpoint: Endpoint, operation_id: str) -> dict[str, Any]:
     """Return the OpenAPI declaration of the errors of an endpoint: its responses by status."""
-    own = (*endpoint.errors, *COMMON_ERRORS, *(BODY_ERRORS if endpoint.body_type else ()))
+    own = (*endpoint.errors, "internal", *(BODY_ERRORS if endpoint.body_type else ()))
+    if endpoint.path not in POLLED_ROUTES:
+        own = (*own, "misdirected_request")
     if not endpoint.is_open:
         own = (*own, *ACCESS_ERRORS, *(("forbidden",) if endpoint.role == "admin" else ()))
     if not endpoint.ignores_query:
@@ -124,7 +125,9 @@ def declared_request(endpoint: Endpoint) -> dict[str, Any]:
     if body_format.length_header is not None:
         parameters.append(LENGTH_PARAMETER | {"name": body_format.length_header})
     declared: dict[str, Any] = {"parameters": parameters}
-    others = [kind for kind in body_format.media_types if kind not in ("", JSON)]
+    others = [
+        kind for kind in body_format.media_types if kind not in ("", JSON) and (kind != FORM or body_format.is_form)
+    ]
     if body_type is not None and others:
         binary = {"type": "string", "format": "binary"}
         schemas = {kind: _form_schema(body_type) if kind == FORM else binary for kind in others}

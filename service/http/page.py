@@ -74,8 +74,5 @@ def _read_files(headers: Mapping[str, str]) -> Iterator[tuple[str, StaticContent
 
 @functools.cache
 def endpoints(frame_ancestors: Sequence[str]) -> list[Endpoint]:
-    """Return the endpoints of the page, with its files as they are at the first call.
-
-    See `AttentionPage` for the parameter.
-    """
+    """Return the endpoints of the page, with its files as they are at the first call."""
     return AttentionPage(frame_ancestors).endpoints()

@@ -29,8 +29,7 @@ class RouteTable:
             by_method[endpoint.method] = endpoint
 
     def find(self, path: str) -> tuple[Mapping[str, Endpoint], Mapping[str, str]]:
-        """Return the endpoints of a path by method, and the path's parameters; empty if none
-        matches.
+        """Return the endpoints of a path by method, and its parameters; empty if none matches.
 
         If a path matches two patterns, the first one is used.
         """
@@ -48,9 +47,7 @@ class RouteTable:
         return next(formats, NATIVE_ERRORS)
 
     def not_found(self, call: HttpCall, path: str) -> ApiError:
-        """Return the error of a path without an endpoint, which names the nearest path if there is
-        one.
-        """
+        """Return the error of a path without an endpoint; it names the nearest path, if any."""
         call.error_format = self.format_of(path)
         return ApiError("not_found", self._not_found_message(path))
 

@@ -14,6 +14,8 @@ from sightline.service.engine.throughput import Throughput
 REJECTIONS_PER_S = 500  # rejections beyond this rate are delayed
 REJECTION_BURST = 100
 MAX_REJECTION_DELAY_S = 1.0
+SLICES = 4  # a call holds at most one of so many parts of the waiting sequences and source tokens
+ADDRESS_SHARE = 3  # an address must leave one of so many parts of what it holds free for others
 
 
 class AdmissionController:
@@ -22,21 +24,19 @@ class AdmissionController:
     It is used only on the event loop's thread. If no other call is in progress, a call is always
     admitted, so that no call is rejected forever; its size is limited elsewhere. A call of n
     sequences is admitted only if n - 1 places stay free after it, so that large calls leave places
-    for small ones. For the same reason, a caller's next call is admitted only if as many sequences,
-    bytes and tokens stay free as the caller has without it.
+    for small ones. A call counts with at most a quarter of the tokens, because the engine gets only
+    a slice of its sequences at a time, and one that is alone with at most half of the sequences and
+    bytes. A caller's next call is admitted only if as many sequences, bytes and tokens stay free as
+    the caller has without it, so that a caller holds at most half of each limit. Without API keys,
+    a client's address must leave a third as many free, and so holds at most three quarters: it may
+    be that of a proxy.
     """
 
     def __init__(
         self, max_sequences: int, max_bytes: int, max_tokens: int, throughput: Throughput, max_wait_s: float
     ) -> None:
-        """Set the limits.
-
-        Args:
-            max_sequences: maximum number of running and waiting sequences.
-            max_bytes: maximum size of their request bodies in bytes.
-            max_tokens: maximum number of their source tokens.
-            throughput: measured speed of the model's engine.
-            max_wait_s: maximum expected wait of a new call for other calls, in seconds.
+        """Set the limits: of running and waiting sequences, of the bytes of their request bodies,
+        of their source tokens, and of the expected wait of a new call for other calls.
         """
         self._max_sequences = max_sequences
         self._max_bytes = max_bytes
@@ -52,30 +52,30 @@ class AdmissionController:
 
     @property
     def num_calls(self) -> int:
-        """Number of calls in progress."""
         return len(self._open)
 
     def reserve(
-        self, sequences: int, num_bytes: int, units: float = 0.0, seconds_left: float = float("inf"), caller: str = ""
+        self,
+        sequences: int,
+        num_bytes: int,
+        units: float = 0.0,
+        seconds_left: float = float("inf"),
+        caller: str = "",
+        address: str = "",
     ) -> "Reservation":
-        """Admit a call before it is tokenized.
+        """Admit a call before it is tokenized, or reject it with `overloaded`.
 
-        Args:
-            sequences: number of sequences of the call.
-            num_bytes: size of its request body in bytes.
-            units: estimated work of all its sequences, in units of `Throughput`.
-            seconds_left: time until its deadline.
-            caller: label of its API key; empty if the service has none.
-
-        Raises:
-            ApiError: `overloaded` if the call does not fit or cannot finish in time.
+        `units` is the estimated work of all its sequences, in units of `Throughput`.
         """
-        reservation = Reservation(sequences, num_bytes, units, caller)
+        reservation = Reservation(sequences, num_bytes, units, caller, address)
         if self._open:
             self._check(reservation, seconds_left)
+        else:
+            reservation.num_sequences = min(sequences, max(1, self._max_sequences // 2))
+            reservation.num_bytes = min(num_bytes, max(1, self._max_bytes // 2))
         self._open.add(reservation)
-        self.num_sequences += sequences
-        self.num_bytes += num_bytes
+        self.num_sequences += reservation.num_sequences
+        self.num_bytes += reservation.num_bytes
         return reservation
 
     def resize(
@@ -83,17 +83,8 @@ class AdmissionController:
     ) -> None:
         """Change the sequences and the work of an admitted call, before it is tokenized again.
 
-        The call is checked again like a new one, without its own share. Its tokens are released.
-
-        Args:
-            reservation: reservation of the call.
-            sequences: new number of its sequences.
-            units: new estimate of the work of all its sequences, in units of `Throughput`.
-            seconds_left: time until its deadline.
-
-        Raises:
-            ApiError: `overloaded`; the sequences and the work are unchanged, and the caller must
-                still release the reservation.
+        The call is checked again like a new one, without its own share. Its tokens are released. If
+        it is rejected, it keeps its sequences and work, and the caller must still release them.
         """
         self._open.remove(reservation)
         self.num_sequences -= reservation.num_sequences
@@ -101,7 +92,9 @@ class AdmissionController:
         reservation.num_tokens = 0
         try:
             if self._open:
-                self._check(Reservation(sequences, 0, units, reservation.caller), seconds_left)
+                self._check(Reservation(sequences, 0, units, reservation.caller, reservation.address), seconds_left)
+            else:
+                sequences = min(sequences, max(1, self._max_sequences // 2))
             reservation.num_sequences, reservation.units = sequences, units
         finally:
             self._open.add(reservation)
@@ -114,14 +107,14 @@ class AdmissionController:
         by at most as much work as the new call has.
         """
         places, units = 2 * new.num_sequences - 1, new.units
-        own = self._excess("num_sequences", places, self._max_sequences, new.caller)
+        own = self._excess("num_sequences", places, self._max_sequences, new)
         if own is not None:
             raise queue_full(
                 "waiting_sequences",
                 f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting{own} "
                 f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {new.num_sequences} needs space for {places}",
             )
-        own = self._excess("num_bytes", new.num_bytes, self._max_bytes, new.caller)
+        own = self._excess("num_bytes", new.num_bytes, self._max_bytes, new)
         if own is not None:
             raise queue_full(
                 "waiting_bytes",
@@ -148,22 +141,21 @@ class AdmissionController:
             )
             raise ApiError("overloaded", message, limit="deadline")
 
-    def _excess(self, name: str, more: int, limit: int, caller: str) -> str | None:
-        """Return None if `more` fit into a limit, otherwise a text for the error.
+    def _excess(self, name: str, more: int, limit: int, new: "Reservation") -> str | None:
+        """Return None if `more` of the counter `name` fit into a limit, or a text for errors.
 
-        Args:
-            name: name of the counter, of this object and of reservations.
-            more: number that a call of the caller adds.
-            limit: limit of the counter.
-            caller: label of an API key. As much as it has already must stay free.
+        The API key of `new` must leave as much free as it has already, or its address a part of it.
         """
         total = getattr(self, name)
         if total + more > limit:
             return ""
-        if caller and 2 * total + more > limit:  # otherwise it fits even if all calls are the caller's
-            own = sum(getattr(reservation, name) for reservation in self._open if reservation.caller == caller)
-            if total + own + more > limit:
-                return f", {own} of them for this API key, and as many must stay free"
+        holder, part = (new.caller, 1) if new.caller else (new.address, ADDRESS_SHARE)
+        if holder and total + total // part + more > limit:  # otherwise it fits even if all calls are the holder's
+            calls = (call for call in self._open if (call.caller or call.address) == holder)
+            own = sum(getattr(call, name) for call in calls)
+            if total + own // part + more > limit:
+                text = "API key, and" if new.caller else "address, and a third"
+                return f", {own} of them for this {text} as many must stay free"
         return None
 
     def _work_of_others(self, caller: str) -> Iterable[float]:
@@ -180,10 +172,11 @@ class AdmissionController:
     def add_tokens(self, reservation: "Reservation", tokens: int) -> None:
         """Add the source tokens of a call to its reservation, once the call is tokenized.
 
-        Raises:
-            ApiError: `overloaded`; the caller must still release the reservation.
+        Of very many, only a slice counts, so that one call does not use up the limit. The
+        reservation of a call that is rejected here must still be released.
         """
-        own = self._excess("num_tokens", tokens, self._max_tokens, reservation.caller)
+        tokens = min(tokens, max(1, self._max_tokens // SLICES))
+        own = self._excess("num_tokens", tokens, self._max_tokens, reservation)
         if self.num_tokens and own is not None:
             raise queue_full(
                 "waiting_tokens",
@@ -213,7 +206,8 @@ class Reservation:
     num_sequences: int
     num_bytes: int
     units: float  # remaining work
-    caller: str
+    caller: str = ""  # label of an API key
+    address: str = ""  # of the client
     num_tokens: int = 0
 
 
@@ -234,7 +228,6 @@ class RejectionPacer:
         self._num_delayed = 0
 
     async def wait(self) -> None:
-        """Wait until a rejection may be sent."""
         if self._num_delayed >= self._max_delayed:
             return
         now = self._clock()
@@ -249,10 +242,15 @@ class RejectionPacer:
 
 
 class ResponseMemory:
-    """Memory that the responses of all calls hold until their clients have read them."""
+    """Memory that the responses of all calls hold until their clients have read them.
+
+    A response that is alone may have any size, which is limited elsewhere. It counts with at most
+    three quarters of the limit, so that it leaves space for others.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.max_counted = limit - limit // 4  # of one response
         self.num_bytes = 0
         self.lock = threading.Lock()  # the engine's thread reserves memory for attention maps
 
@@ -263,22 +261,20 @@ class ResponseReservation:
 
     memory: ResponseMemory
     num_reserved: int = 0
+    num_counted: int = 0  # of them, in the memory of all responses
     num_used: int = 0
     is_released: bool = False
 
     def reserve(self, num_bytes: int) -> None:
-        """Reserve bytes that the response will certainly need.
-
-        Raises:
-            ApiError: `overloaded` if the responses in progress leave too little memory.
-        """
+        """Reserve bytes that the response will certainly need, or reject it with `overloaded`."""
         memory = self.memory
         with memory.lock:
-            # A single response always fits: its size is limited elsewhere.
-            fits = memory.num_bytes <= self.num_reserved or memory.num_bytes + num_bytes <= memory.limit
+            size, others = self.num_reserved + num_bytes, memory.num_bytes - self.num_counted
+            # A response that counts as much as possible was alone when it grew so large.
+            fits = not others or others + size <= memory.limit or self.num_counted >= memory.max_counted
             if fits and not self.is_released:
-                memory.num_bytes += num_bytes
-                self.num_reserved += num_bytes
+                self.num_reserved, self.num_counted = size, min(size, memory.max_counted)
+                memory.num_bytes = others + self.num_counted
         if not fits:
             message = (
                 f"The responses in progress leave too little memory for {num_bytes} more bytes; all responses "
@@ -287,24 +283,21 @@ class ResponseReservation:
             raise ApiError("overloaded", message, limit="response_bytes")
 
     def use(self, num_bytes: int) -> bool:
-        """Use bytes as the response grows; return False if the limit is reached.
-
-        Reserved bytes are used first.
-        """
+        """Use bytes as the response grows, reserved ones first; return False at the limit."""
         with self.memory.lock:
             if self.is_released:  # the call has ended: the engine drops the request before its next step
                 return True
             self.num_used += num_bytes
-            missing, memory = self.num_used - self.num_reserved, self.memory
+            missing = self.num_used - self.num_reserved
+        try:
             if missing > 0:
-                if memory.num_bytes > self.num_reserved and memory.num_bytes + missing > memory.limit:
-                    return False
-                memory.num_bytes += missing
-                self.num_reserved += missing
-            return True
+                self.reserve(missing)
+        except ApiError:
+            return False
+        return True
 
     def release(self) -> None:
         with self.memory.lock:
             self.is_released = True
-            self.memory.num_bytes -= self.num_reserved
-            self.num_reserved = 0
+            self.memory.num_bytes -= self.num_counted
+            self.num_reserved = self.num_counted = 0

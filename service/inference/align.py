@@ -82,27 +82,11 @@ async def align(
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> AlignResult:
-    """Return the word alignment of each input with its target.
+    """Return the word alignment of each input with its target; without targets, they are generated.
 
     A target word is linked to the source word to which it pays most attention in the selected layer
-    and heads. The weights of words are those of `merge_weights`.
-
-    Args:
-        call: the call.
-        model: the model.
-        inputs: the texts.
-        targets: target of each input; generated if None.
-        parameters: parameters of the generation; not with targets.
-        step: decoder step of a target token; by default that of the model's alignment, with a layer
-            the step that writes it.
-        layer: layer of the cross-attention, see `_choose_heads`.
-        head: head of the layer, see `_choose_heads`.
-        source_language: language of the inputs; the model's default if None.
-        target_language: language of the targets; the model's default if None.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
+    and heads, see `_choose_heads`. The weights of words are those of `merge_weights`. The default
+    `step` is that of the model's alignment, but with a layer the step that writes a target token.
     """
     chosen_layer, heads = _choose_heads(call, model, layer, head)
     if step is None:
@@ -149,9 +133,6 @@ def _choose_heads(call: Call, model: ServedModel, layer: int | None, head: int |
 
     Without a layer, it is that of the model's alignment. Without a head, the heads are those of the
     model's alignment, or all heads if the request has a layer.
-
-    Raises:
-        ApiError: the model has no cross-attention, or it has no such layer or head.
     """
     cross = model.manifest.cross_attention
     if cross is None:
@@ -174,10 +155,8 @@ def _choose_heads(call: Call, model: ServedModel, layer: int | None, head: int |
 def strongest_links(weights: NDArray[np.float32]) -> list[Link]:
     """Return the link of each target word to the source word with the largest weight.
 
-    A target word without weights has no link. Of equal weights, the first counts.
-
-    Args:
-        weights: (target words, source words).
+    `weights` are (target words, source words). A target word without weights has no link. Of equal
+    weights, the first counts.
     """
     if not weights.size:
         return []

@@ -61,28 +61,16 @@ async def answer(
 ) -> AnswerResult:
     """Return the parts of a context that answer a question.
 
-    This is the procedure of Devlin et al. 2019 (section 4.2), as `transformers` 4 has it: a context
-    that is too long is read in overlapping windows, and the candidates of all windows compete by
-    their scores.
-
-    Args:
-        call: the call.
-        model: a model with the task "answer".
-        question: the question.
-        context: the text.
-        options: options of the search.
-        field: name of the field with the context, for errors.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
+    This is the procedure of Devlin et al. 2019 (section 4.2), as `transformers` 4 has it: too long
+    a context is read in overlapping windows, whose candidates compete by their scores.
     """
-    call.reserve(model, 1, 1.0, field)
+    await call.reserve(model, 1, 1.0, field)
     windows = await call.tokenize(lambda: _windows(call, model, question, context, options, field), (question, context))
-    call.reserve(model, len(windows), len(windows), field)
+    await call.reserve(model, len(windows), len(windows), field)
     num_tokens = sum(len(window.ids) for window in windows)
     assert call.controller is not None and call.reservation is not None
     call.controller.add_tokens(call.reservation, num_tokens)
+    await call.reserve_tokens(num_tokens)
     call.response_memory.reserve(BYTES_PER_SPAN * num_tokens)
 
     def convert(index: int, result: Encoded) -> tuple[list[Answer], float]:
@@ -101,12 +89,7 @@ async def answer(
 def _windows(
     call: Call, model: ServedModel, question: str, context: str, options: AnswerOptions, field: str
 ) -> list[PairWindow]:
-    """Tokenize a question and its context.
-
-    Raises:
-        ApiError: `input_too_long` if the context is, or the question leaves too little of a window;
-            `empty_input` if the context has no tokens.
-    """
+    """Tokenize a question and its context."""
     tokenizer = model.source_tokenizer
     max_tokens = min(options.max_tokens, model.manifest.limits.max_source_tokens)
     overlap = min(options.overlap, max_tokens // 2)
@@ -132,11 +115,7 @@ def find_answers(
 ) -> tuple[list[Answer], float]:
     """Return the most probable answers in a window, and the score of having none.
 
-    Args:
-        window: question and context.
-        logits: scores of the tokens to be the first and the last of an answer, (S, 2).
-        context: the whole context.
-        options: options of the search.
+    `logits` (S, 2) score the tokens to be the first and the last of an answer.
     """
     size = len(window.tokens)
     part = slice(window.first, window.first + size)

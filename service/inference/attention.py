@@ -1,6 +1,4 @@
-"""Attention maps of inputs or of a dialogue: of a generation, of a forced target, or of an
-encoder-only model.
-"""
+"""Attention maps of a generation, of a forced target, or of an encoder-only model."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -55,19 +53,8 @@ async def attention(
     """Return the attention maps of each input.
 
     Without targets, the model generates a text for each input and the maps belong to it. With
-    targets, the decoder is forced to produce them. A model without a decoder has only encoder maps.
-
-    Args:
-        call: the call.
-        model: the model.
-        inputs: the texts, or the prompt of a chat.
-        selection: selection of the maps.
-        targets: forced target of each input.
-        parameters: parameters of the generation; with targets, only `TARGET_PARAMETERS` count.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
+    targets, the decoder is forced to produce them, and only `TARGET_PARAMETERS` count. A model
+    without a decoder has only encoder maps.
     """
     if "generate" not in model.manifest.tasks:
         maps = MapWriter(call, model, selection)
@@ -120,11 +107,7 @@ async def _encoder_attention(call: Call, model: ServedModel, inputs: Texts, maps
 
 
 def check_one_sequence(parameters: GenerateParameters, subject: str = "maps") -> None:
-    """Check that parameters ask for one target of each input; `subject` is the response's content.
-
-    Raises:
-        ApiError: `unsupported_parameter`.
-    """
+    """Check that parameters ask for one target of each input; errors name the `subject`."""
     for field, is_requested in (
         ("num_return_sequences", parameters.num_return_sequences > 1),
         ("top_logprobs", parameters.top_logprobs > 0),

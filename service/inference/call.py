@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from sightline.base.bundle import PairTemplate, Task
-from sightline.base.text.chat_prompt import Prompt
+from sightline.base.text.chat_prompt import Prompt, raw_prompt
 from sightline.base.text.pairs import tokenize_with_template
 from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 from sightline.service.api_errors import ApiError, ClientGoneError
 from sightline.service.body_fields import IdLists, Texts
 from sightline.service.engine.request import Request, Timings
-from sightline.service.inference.admission import AdmissionController, Reservation, ResponseReservation
+from sightline.service.inference.admission import SLICES, AdmissionController, Reservation, ResponseReservation
 from sightline.service.inference.lazy import load_on_first_use
 from sightline.service.inference.results import TimingsMs
 from sightline.service.inference.service import DefaultTask, ServedModel, Service
@@ -28,7 +28,7 @@ AnyInputs = Texts | Prompt | IdLists  # texts, the prompt of a chat, or token id
 T = TypeVar("T")
 
 # A call has at most a quarter of the sequences that may wait for a model, or 32 if that is more.
-SLICES, LEAST_SLICE = 4, 32
+LEAST_SLICE = 32
 # Longer texts are tokenized in a thread. This many characters take about ten milliseconds.
 INLINE_CHARACTERS = 16_384
 
@@ -41,8 +41,11 @@ class Call:
         self.request_id = request_id
         self.key: Key | None = None  # API key of the client; None if the service needs none
         self.caller = ""  # label of the key
+        self.address = ""  # address or network of the client
         self.grant: Grant | None = None  # use of the key's quota; None if it has none
         self._num_held = 0  # sequences that count towards the quota
+        self._reserved = 0  # tokens that count towards the quota until the call ends
+        self._reserved_until = 0.0  # end of the minute in which they count
         self.started = time.monotonic()
         self.deadline = float("inf")  # on the engines' clock, `time.monotonic`
         self.num_bytes = 0  # size of the request body
@@ -80,67 +83,71 @@ class Call:
     # Admission
 
     async def begin_quota(self) -> None:
-        """Count the call towards the quota of its key, if it has one.
-
-        Raises:
-            QuotaExceededError: the quota is used up.
-        """
+        """Count the call towards the quota of its key, if any. Raises `QuotaExceededError`."""
         if self.key is not None and self.key.quota is not None:
             self.grant = await self.service.quotas.begin(self.key.label, self.key.quota)
             self.grant.check()
 
     def _end_quota(self) -> None:
         assert self.key is not None and self.key.quota is not None
-        self._hold(-self._num_held)
+        self._release_sequences(self._num_held)
         tokens = self.details.get("input_tokens", 0) + self.details.get("output_tokens", 0)
-        self.service.quotas.end(self.key.label, self.key.quota, tokens)
+        limit = self.key.quota.tokens_per_minute
+        if limit is not None and (tokens or self._reserved):
+            self.service.quotas.end(self.key.label, limit, tokens, self._reserved, self._reserved_until)
 
-    def _hold_sequences(self, sequences: int) -> int:
-        """Count sequences towards the quota; return how many of them may be in the engine at once.
-
-        Raises:
-            QuotaExceededError: other calls of the key leave too little.
-        """
+    async def _hold_sequences(self, sequences: int) -> int:
+        """Count sequences towards the quota; return how many may be in the engine at once."""
         limit = None if self.key is None or self.key.quota is None else self.key.quota.concurrent_sequences
         if self.grant is None or limit is None:
             return sequences
         sequences = min(sequences, limit)
-        others = self.service.held_sequences[self.caller] - self._num_held + self.grant.sequences_elsewhere
-        if others + sequences > limit:
+        more = sequences - self._num_held
+        if more <= 0:
+            self._release_sequences(-more)
+            return sequences
+        self._num_held += more  # before the wait, so that a call that is cancelled meanwhile releases them
+        if not await self.service.quotas.hold(self.caller, more, limit):
+            self._num_held -= more
             raise QuotaExceededError("sequences", limit, RETRY_SEQUENCES_S)
-        self._hold(sequences - self._num_held)
         return sequences
 
-    def _hold(self, more: int) -> None:
-        if more:
-            held = self.service.held_sequences
-            self._num_held += more
-            held[self.caller] += more
-            self.service.quotas.hold(self.caller, held[self.caller])
+    def _release_sequences(self, sequences: int) -> None:
+        if sequences:
+            self._num_held -= sequences
+            self.service.quotas.release(self.caller, sequences)
+
+    async def reserve_tokens(self, tokens: int) -> None:
+        """Count the most tokens that the call can use towards the quota of its key, if any."""
+        limit = None if self.key is None or self.key.quota is None else self.key.quota.tokens_per_minute
+        if self.grant is not None and limit is not None:
+            grant = await self.service.quotas.reserve(self.caller, limit, tokens)
+            grant.check()
+            if grant.windows:
+                self._reserved, self._reserved_until = tokens, grant.ends_at
 
     async def model(
         self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
     ) -> ServedModel:
         """Return the model that the call names, or a default model, and load it if necessary.
 
-        See `Service.find_manifest` for the parameters.
-
-        Raises:
-            ApiError: see `Service.find_manifest` and `load_on_first_use`.
+        For the parameters and the errors, see `Service.find_manifest` and `load_on_first_use`.
         """
         service = self.service
         self.task = default_for or task
         requested = service.default_name(default_for or task) if name is None else name
         listed = service.models.get(requested or "")
         # Usually the model is loaded and can do the task: then `find_manifest` would say the same.
+        if listed is not None:
+            self.model_name = requested
         if listed is not None and listed.loaded is not None and (task is None or task in listed.manifest.tasks):
             return listed.loaded.model
-        requested = service.find_manifest(name, task, default_for).name
+        requested = self.model_name = service.find_manifest(name, task, default_for).name
         model = await load_on_first_use(service, requested, self.num_bytes, self.seconds_left)
         service.find_manifest(requested, task)  # the bundle may have changed since the service started
         return model
 
-    def reserve(
+    async def reserve(
         self,
         model: ServedModel,
         sequences: int,
@@ -153,19 +160,10 @@ class Call:
 
         The reservation is held until the call is closed. A call that reserves again changes the
         size of its reservation. Of many sequences, only a slice is reserved, and the engine gets
-        only as many at a time.
+        only as many at a time. `units` is the work as in `AdmissionController.reserve`; 0 if the
+        engine is not used. The setting `max_inputs` limits the sequences if `is_counted`.
 
-        Args:
-            model: the model.
-            sequences: number of sequences of the call.
-            units: estimated work of all its sequences, in units of `Throughput`; 0 if the engine is
-                not used.
-            field: name of the field with the sequences, for errors.
-            is_counted: the setting `max_inputs` limits the sequences.
-
-        Raises:
-            ApiError: `invalid_parameter` if there are more sequences than `max_inputs`;
-                `overloaded`; `rate_limit_exceeded`.
+        Raises `invalid_parameter` (too many sequences), `overloaded` or `rate_limit_exceeded`.
         """
         settings = self.service.settings
         limit = settings.max_inputs
@@ -173,7 +171,7 @@ class Call:
             raise too_many_sequences(sequences, limit, field)
         sequences = min(sequences, limit, max(LEAST_SLICE, settings.max_waiting_sequences // SLICES))
         if self.grant is not None:
-            sequences = self._hold_sequences(sequences)
+            sequences = await self._hold_sequences(sequences)
         seconds_left = self.deadline - time.monotonic()
         if self.controller is not None and self.reservation is not None:
             assert self.model_name == model.name, "a call uses one model"
@@ -183,17 +181,15 @@ class Call:
         if listed is None or listed.loaded is None or listed.loaded.model is not model:  # it was unloaded meanwhile
             raise ApiError("model_not_found", field="model")
         self.model_name, self.controller = model.name, listed.admission
-        self.reservation = self.controller.reserve(sequences, self.num_bytes, units, seconds_left, self.caller)
+        self.service.metrics.for_model(model.name).use()
+        self.reservation = self.controller.reserve(
+            sequences, self.num_bytes, units, seconds_left, self.caller, self.address
+        )
 
     async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
-        """Run a tokenization: of long texts in another thread.
+        """Run a tokenization of `texts` or of lists of ids: of long ones in another thread.
 
-        Args:
-            work: the tokenization.
-            texts: the texts, or lists of token ids, that it reads.
-
-        Raises:
-            ApiError: `deadline_exceeded`; the thread then finishes in the background.
+        At the deadline it raises `deadline_exceeded`, and the thread finishes in the background.
         """
         started = time.perf_counter()
         try:
@@ -211,9 +207,7 @@ class Call:
     def submit(self, model: ServedModel, requests: Sequence[Request]) -> Submission:
         """Submit requests to the engine of a model; `close` cancels those that have not finished.
 
-        Raises:
-            ApiError: `model_not_found` if the model was unloaded, `loading` if its step was ended.
-            ClientGoneError: the client closed the connection.
+        Raises `model_not_found` if the model was unloaded, and `loading` if its step was ended.
         """
         if self._is_client_gone:
             raise ClientGoneError
@@ -232,10 +226,7 @@ class Call:
     # The end
 
     def timings(self, parts: Sequence[Timings]) -> TimingsMs:
-        """Return the durations of the call's phases from those of its sequences.
-
-        Sequences run concurrently, so each duration is the maximum over them.
-        """
+        """Return the durations of the phases: maxima over the sequences, which run concurrently."""
         queue = encode = decode = 0.0
         for times in parts:
             queue, encode = max(queue, times.queue), max(encode, times.encode)
@@ -247,15 +238,7 @@ class Call:
     def record_usage(
         self, model: ServedModel, timings: TimingsMs, input_tokens: int, output_tokens: int, reasons: Sequence[str] = ()
     ) -> None:
-        """Record tokens, durations and finish reasons for the access log and the metrics.
-
-        Args:
-            model: the model.
-            timings: result of `timings`.
-            input_tokens: number of input tokens of all sequences.
-            output_tokens: number of output tokens of all sequences.
-            reasons: finish reasons of the outputs.
-        """
+        """Record tokens, durations and finish reasons for the access log and the metrics."""
         self.details |= {
             "input_tokens": input_tokens,
             "output_tokens": output_tokens,
@@ -272,8 +255,8 @@ class Call:
             "decode": timings.decode,
         }
         self.computed = time.monotonic()
-        histogram = self.service.metrics.for_model(model.name).call_seconds
-        self.observe_latency = partial(histogram.observe, timings.total / 1000)
+        observe = self.service.metrics.for_model(model.name).observe
+        self.observe_latency = partial(observe, "e2e_request_latency_seconds", timings.total / 1000)
 
 
 def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:
@@ -298,23 +281,23 @@ def tokenize_within_limits(
     add_special_tokens: bool = True,
     pair_template: PairTemplate | None = None,
     mask_id: int | None = None,
+    partner: str = "the other text of its pair",
+    way_out: str = "",
+    are_prompts: bool = False,
 ) -> list[Ids]:
     """Tokenize texts, each with its own maximum number of tokens.
 
+    After `deadline`, a time of `time.monotonic`, it raises `deadline_exceeded`.
+
     Args:
-        tokenizer: the tokenizer.
-        texts: texts, or pairs of texts.
-        field: name of the field with the texts, for errors.
-        limits: maximum number of tokens of each text.
-        deadline: time of `time.monotonic` after which the ids are of no use.
-        truncate: truncate texts that are too long.
+        truncate: truncate texts that are too long, which are rejected otherwise.
         cuts_first: truncate only the first text of a pair; the longer one otherwise.
         add_special_tokens: add the special tokens that the model expects; always with `truncate`.
         pair_template: formats a pair of texts; None if the tokenizer does.
         mask_id: special token whose name in a text stands for it; not with `truncate`.
-
-    Raises:
-        ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
+        partner: second text of a pair, for errors.
+        way_out: end of the errors' advice.
+        are_prompts: names of special tokens stand for them; other options are not used.
     """
     second_texts = texts.second_texts or (None,) * len(texts.texts)
     encode_pair = tokenizer.encode_pair
@@ -324,9 +307,14 @@ def tokenize_within_limits(
     for index, (text, second, max_tokens) in enumerate(zip(texts.texts, second_texts, limits, strict=True)):
         if time.monotonic() > deadline:
             raise ApiError("deadline_exceeded")
+        if are_prompts:
+            sequences.append(tokenize_prompt(tokenizer, raw_prompt(text, tokenizer), max_tokens, texts.index(index)))
+            continue
         parts = [part for part in (text, second) if part and len(part) >= LONG_TEXT]
+        where: dict[str, Any] = {"field": field, "index": texts.index(index)}
+        where |= {"together": "" if second is None else f" together with {partner}", "way_out": way_out}
         if parts and not truncate:
-            _check_before_tokenization(tokenizer, parts, max_tokens, field, texts.index(index))
+            _check_before_tokenization(tokenizer, parts, max_tokens, **where)
         if truncate and second is None:
             ids = tokenizer.encode_truncated(text, max_tokens)
         elif truncate and second is not None and cuts_first:  # too many ids if the second text alone has too many
@@ -335,7 +323,7 @@ def tokenize_within_limits(
             try:
                 ids = encode_pair(text, second, max_tokens)
             except ValueError:  # the texts before the document leave no token for it
-                raise input_too_long(f"more than {max_tokens}", max_tokens, field, texts.index(index)) from None
+                raise input_too_long(f"more than {max_tokens}", max_tokens, **where | {"way_out": ""}) from None
         elif mask_id is not None:
             ids = tokenizer.encode_masked(text, mask_id)
         elif second is None:
@@ -343,35 +331,22 @@ def tokenize_within_limits(
         else:
             ids = encode_pair(text, second, None)
         if len(ids) > max_tokens:
-            raise input_too_long(str(len(ids)), max_tokens, field, texts.index(index))
+            raise input_too_long(str(len(ids)), max_tokens, **where)
         sequences.append(tuple(ids))
     return sequences
 
 
-def tokenize_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int) -> list[Ids]:
-    """Tokenize the prompt of a chat; return its ids as the only item.
-
-    Raises:
-        ApiError: `input_too_long`.
-    """
-    _check_before_tokenization(tokenizer, prompt.texts, max_tokens, "inputs", None)
+def tokenize_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int, index: int | None = None) -> Ids:
+    """Tokenize the prompt of a chat, or the raw prompt with this index."""
+    _check_before_tokenization(tokenizer, prompt.texts, max_tokens, "inputs", index)
     ids = prompt.encode(tokenizer)
     if len(ids) > max_tokens:
-        raise input_too_long(str(len(ids)), max_tokens, "inputs", None)
-    return [tuple(ids)]
+        raise input_too_long(str(len(ids)), max_tokens, "inputs", index)
+    return tuple(ids)
 
 
 def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:
-    """Return the token ids of inputs that are token ids.
-
-    Args:
-        inputs: the inputs.
-        num_ids: size of the model's vocabulary.
-        max_tokens: maximum number of tokens of an input.
-
-    Raises:
-        ApiError: `input_too_long`; `invalid_parameter` if an id is not in the vocabulary.
-    """
+    """Return inputs that are token ids; reject those that are too long, and unknown ids."""
     for index, ids in enumerate(inputs.lists):
         if len(ids) > max_tokens:
             raise input_too_long(str(len(ids)), max_tokens, "inputs", inputs.index(index))
@@ -382,34 +357,31 @@ def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:
 
 
 def _check_before_tokenization(
-    tokenizer: TextTokenizer, texts: Sequence[str], max_tokens: int, field: str, index: int | None
+    tokenizer: TextTokenizer, texts: Sequence[str], max_tokens: int, field: str, index: int | None, **words: str
 ) -> None:
-    """Reject texts that are certain to have too many tokens together.
-
-    Raises:
-        ApiError: `input_too_long`.
-    """
-    check_characters(sum(map(len, texts)), max_tokens, field, index)
+    """Reject texts that are certain to have too many tokens together."""
+    check_characters(sum(map(len, texts)), max_tokens, field, index, **words)
     least = sum(tokenizer.min_num_tokens(text, max_tokens) for text in texts)
     if least > max_tokens:
-        raise input_too_long(f"at least {least}", max_tokens, field, index)
+        raise input_too_long(f"at least {least}", max_tokens, field, index, **words)
 
 
-def check_characters(num_characters: int, max_tokens: int, field: str, index: int | None) -> None:
-    """Check that a text is not so long that even its tokenization would take too much time.
-
-    Raises:
-        ApiError: `input_too_long`.
-    """
+def check_characters(num_characters: int, max_tokens: int, field: str, index: int | None, **words: str) -> None:
+    """Check that a text is not so long that even its tokenization would take too much time."""
     limit = MAX_CHARACTERS_PER_TOKEN * max_tokens
     if num_characters > limit:
-        message = (
-            f"It must have at most {max_tokens} tokens for this model, and so at most {limit} characters, got "
-            f"{num_characters} characters; shorten or split it."
-        )
-        raise ApiError("input_too_long", message, field=field, index=index)
+        number = f", and so at most {limit} characters, got {num_characters} characters"
+        raise _too_long(number, max_tokens, field, index, **words)
 
 
-def input_too_long(num_tokens: str, max_tokens: int, field: str, index: int | None) -> ApiError:
-    message = f"It must have at most {max_tokens} tokens for this model, got {num_tokens}; shorten or split it."
+def input_too_long(num_tokens: str, max_tokens: int, field: str, index: int | None, **words: str) -> ApiError:
+    return _too_long(f", got {num_tokens}", max_tokens, field, index, **words)
+
+
+def _too_long(
+    number: str, max_tokens: int, field: str, index: int | None, together: str = "", way_out: str = ""
+) -> ApiError:
+    message = (
+        f"It must have at most {max_tokens} tokens for this model{together}{number}; shorten or split it{way_out}."
+    )
     return ApiError("input_too_long", message, field=field, index=index)

@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from sightline.base.bundle import BundleError, Manifest
 from sightline.base.interruptions import INTERRUPTIONS
@@ -19,6 +21,7 @@ from sightline.service.inference.admission import AdmissionController
 from sightline.service.inference.service import LoadedModel, Service
 from sightline.service.metrics import Texts, texts_of
 
+T = TypeVar("T")
 POLL_S = 0.01
 RETRY_DELAY_S = 30.0  # time after a failed load of a lazy model before a call starts the next one
 logger = logging.getLogger(__name__)
@@ -47,13 +50,10 @@ class ModelLoad:
     """
 
     def __init__(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
-        """Create the load.
+        """Create the load of the model with this name in its manifest; it is never used as a path.
 
-        Args:
-            service: the service.
-            name: name of the model in its manifest. It is never used as a path.
-            only_if_lazy: do nothing if the model is not waiting for its first use, because a
-                request has loaded or unloaded it.
+        With `only_if_lazy`, it does nothing if the model is not waiting for its first use, because
+        a request has loaded or unloaded it.
         """
         self._service = service
         self._name = name
@@ -64,11 +64,8 @@ class ModelLoad:
     async def prepare(self) -> str | None:
         """Load the bundle. `finish` must follow unless this fails.
 
-        Returns:
-            The digest of the bundle, also if it is served already; None if there is nothing to do.
-
-        Raises:
-            ApiError: `model_not_found`; `internal` if the bundle cannot be loaded.
+        Return the digest of the bundle, also if it is served already; None if nothing is to do.
+        Fails with `model_not_found`, or with `internal` if the bundle cannot be loaded.
         """
         service, name = self._service, self._name
         try:
@@ -81,6 +78,8 @@ class ModelLoad:
             if service.state_of(name) != "ready" or service.models[name].manifest != manifest:
                 self._loaded = await _load_from_repository(service, name)
                 manifest = self._loaded.model.manifest
+            else:
+                await _use_repository(name, partial(service.repository.check, name))
         except BaseException as error:
             if isinstance(error, ApiError):
                 self._delay_retry()
@@ -119,11 +118,7 @@ class ModelLoad:
 
 
 async def unload_here(service: Service, name: str) -> None:
-    """Unload a model in this process; do nothing if it is not loaded.
-
-    Raises:
-        ApiError: `model_not_found` if the bundles folder has no such model either.
-    """
+    """Unload a model in this process; do nothing if its bundle is there, but not loaded."""
     async with service.model_locks[name]:
         if service.state_of(name) == "ready":
             await _unload(service, name)
@@ -136,11 +131,7 @@ async def unload_here(service: Service, name: str) -> None:
 
 
 async def find_bundle(service: Service, name: str) -> Manifest:
-    """Return the manifest of the bundle with this name.
-
-    Raises:
-        ApiError: `model_not_found`.
-    """
+    """Return the manifest of the bundle with this name, or raise `model_not_found`."""
     manifest = (await run_in_daemon_thread(service.repository.find)).get(name)
     if manifest is None:
         message = "No bundle in the bundles folder has this name; POST /v2/repository/index lists all."
@@ -149,22 +140,21 @@ async def find_bundle(service: Service, name: str) -> Manifest:
 
 
 async def _load_from_repository(service: Service, name: str) -> LoadedModel:
-    """Load a bundle in a thread of its own.
+    loaded = await _use_repository(name, partial(service.repository.load, name, service.reserved_bytes(name)))
+    logger.info("loaded %s in %.2f s", name, loaded.model.load_seconds)
+    return loaded
 
-    Raises:
-        ApiError: `internal` if the bundle cannot be loaded; the reason is logged.
-    """
-    load = partial(service.repository.load, name, service.reserved_bytes(name))
+
+async def _use_repository(name: str, work: Callable[[], T]) -> T:
+    """Read a bundle in a thread of its own. The log has the reason of a failure."""
     try:
-        loaded = await run_in_daemon_thread(load)
+        return await run_in_daemon_thread(work)
     except INTERRUPTIONS:
         raise
     except BaseException as error:
         is_expected = isinstance(error, BundleError)
         logger.error("%s is not loaded: %s", name, error, exc_info=None if is_expected else error)
         raise ApiError("internal", f"{name} failed to load; the log has the reason.") from None
-    logger.info("loaded %s in %.2f s", name, loaded.model.load_seconds)
-    return loaded
 
 
 async def _unload(service: Service, name: str) -> None:

@@ -57,20 +57,7 @@ async def classify(
     truncate: bool = False,
     raw_scores: bool = False,
 ) -> ClassifyResult:
-    """Return the score of each label for each input.
-
-    Args:
-        call: the call.
-        model: a classifier, or a reranker, which has one label.
-        inputs: texts, or pairs of texts.
-        return_attention: selection of the encoder's attention maps.
-        truncate: truncate inputs that are too long.
-        raw_scores: return logits instead of probabilities.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
-    """
+    """Return the score of each label for each input; `raw_scores` are logits, not probabilities."""
     function = function_of(model.manifest.label_kind, raw_scores)
     if model.manifest.pair_template is not None and None in (inputs.second_texts or (None,)):
         message = f"It must have pairs of texts for {model.name}: [query, document]."
@@ -94,11 +81,7 @@ async def classify(
 
 
 def function_of(label_kind: str, raw_scores: bool) -> ScoreFunction:
-    """Return the function that turns the label output of a model into scores.
-
-    Raises:
-        ApiError: raw scores are requested, but the model returns log-probabilities.
-    """
+    """Return the function that turns the label output of a model into scores."""
     if label_kind in ("classes", "tokens"):
         if raw_scores:
             message = "{raw_scores} must be false: this model returns log-probabilities, not logits."

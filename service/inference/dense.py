@@ -30,11 +30,7 @@ class DenseLayer:
 
 
 def read_dense(folder: Path, layer: Dense) -> DenseLayer:
-    """Read the weights of a layer from a bundle.
-
-    Raises:
-        BundleError: the file's size is not that of the manifest, or a number is not finite.
-    """
+    """Read the weights of a layer from a bundle. Raises `BundleError`."""
     path = folder / layer.file
     values = np.fromfile(path, "<f4").astype(np.float32, copy=False)
     expected = layer.outputs * (layer.inputs + layer.has_bias)

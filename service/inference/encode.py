@@ -57,28 +57,22 @@ async def embed_texts(
     encoding: Encoding = "float",
     truncate: bool = False,
     prompt_name: str | None = None,
+    dimensions: int | None = None,
 ) -> EncodeResult:
     """Return the embedding of each input.
 
     Args:
-        call: the call.
-        model: the model.
-        inputs: the texts.
         pooling: if None, that of the model, or "mean" if it has none.
-        normalize: scale vectors to length 1; if None, the setting of the model, or False if it has
-            none or with pooling "none".
-        encoding: form of the vectors.
-        truncate: truncate inputs that are too long.
-        prompt_name: name of the prompt before each input; the model's default prompt if None.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
+        normalize: scale vectors to length 1; if None, as the model's settings say, but not with
+            pooling "none".
+        dimensions: length of a pooled vector; that of the model if None.
     """
     embedding = model.manifest.embedding
     kind: Pooling = pooling or (embedding.pooling if embedding else "mean")
     if normalize is None:
         normalize = embedding is not None and embedding.normalize and kind != "none"
+    if dimensions is not None:
+        _check_dimensions(dimensions, model)
     sources = await read_sources(call, model, with_prompt(model.manifest, inputs, prompt_name), truncate=truncate)
     num_numbers = model.embedding_size * len(sources)
     if kind == "none":
@@ -87,7 +81,7 @@ async def embed_texts(
     call.response_memory.reserve(num_numbers * BYTES_PER_NUMBER[encoding])
 
     def convert(index: int, result: Encoded) -> NDArray[np.float32]:
-        return pool(result.hidden, kind, normalize, model.dense)
+        return pool(result.hidden, kind, normalize, model.dense, dimensions)
 
     vectors, usage, timings = await encode_sources(call, model, sources, convert)
     return EncodeResult(
@@ -100,12 +94,21 @@ async def embed_texts(
     )
 
 
-def with_prompt(manifest: Manifest, inputs: Texts, name: str | None) -> Texts:
-    """Put a prompt of the model before each input, as `sentence-transformers` does.
+def _check_dimensions(requested: int, model: ServedModel) -> None:
+    """Check that a model was trained for this length (Kusupati et al. 2022, "Matryoshka")."""
+    size, embedding = model.embedding_size, model.manifest.embedding
+    trained = None if embedding is None else embedding.matryoshka
+    if requested == size or (trained is not None and requested < size and (not trained or requested in trained)):
+        return
+    allowed = f"{size}, the dimensions of the model's vectors"
+    if trained is not None:
+        lengths = ", ".join(str(length) for length in trained if length < size) or f"a number from 1 to {size - 1}"
+        allowed += f", or {lengths}"
+    raise ApiError("unsupported_parameter", f"It must be {allowed}, got {requested}.", field="dimensions")
 
-    Raises:
-        ApiError: `unsupported_parameter` if the model has no prompt of this name.
-    """
+
+def with_prompt(manifest: Manifest, inputs: Texts, name: str | None) -> Texts:
+    """Put a prompt before each input, by default the model's, as `sentence-transformers` does."""
     embedding = manifest.embedding
     prompts = embedding.prompts if embedding else {}
     if name is None:
@@ -120,18 +123,16 @@ def with_prompt(manifest: Manifest, inputs: Texts, name: str | None) -> Texts:
 
 
 def pool(
-    hidden: NDArray[np.float32], pooling: Pooling, normalize: bool, dense: Sequence[DenseLayer] = ()
+    hidden: NDArray[np.float32],
+    pooling: Pooling,
+    normalize: bool,
+    dense: Sequence[DenseLayer] = (),
+    dimensions: int | None = None,
 ) -> NDArray[np.float32]:
-    """Pool the vectors of all tokens to one vector.
+    """Pool the vectors (S, M) of all tokens, without padding; pooling "none" keeps all of them.
 
-    Args:
-        hidden: (S, M), without padding.
-        pooling: kind of pooling; "none" keeps the vectors of all tokens.
-        normalize: scale each vector to Euclidean norm 1; zero vectors are not changed.
-        dense: layers that are applied to the pooled vector; not with pooling "none".
-
-    Returns:
-        (M,) or the outputs of the last layer, or (S, M) with pooling "none".
+    The layers `dense` are applied to the pooled vector (M,). Only the first `dimensions` are kept,
+    before `normalize` scales a vector to Euclidean norm 1; zero vectors are not changed.
     """
     pooled: NDArray[np.float32]
     match pooling:
@@ -147,6 +148,7 @@ def pool(
             pooled, dense = hidden, ()
     for layer in dense:
         pooled = layer.apply(pooled)
+    pooled = pooled[..., :dimensions]
     if normalize:
         lengths = np.linalg.norm(pooled, axis=-1, keepdims=True)
         pooled = np.divide(pooled, lengths, out=np.zeros_like(pooled), where=lengths > 0)

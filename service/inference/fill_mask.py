@@ -54,18 +54,7 @@ async def fill_mask(
 ) -> FillMaskResult:
     """Return the most probable tokens for each mask, as the pipeline of Transformers does.
 
-    A mask is the name of the model's mask token in a text.
-
-    Args:
-        call: the call.
-        model: a model with the task "fill-mask".
-        inputs: the texts.
-        top_k: number of tokens for each mask.
-        targets: tokens to choose from; None: all.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
+    A mask is the name of the model's mask token in a text. `targets` are the tokens to choose from.
     """
     manifest, tokenizer = model.manifest, model.source_tokenizer
     mask_id = manifest.tokens.mask_id
@@ -100,11 +89,7 @@ async def fill_mask(
 
 
 def _read_targets(tokenizer: TextTokenizer, targets: Sequence[str]) -> list[int]:
-    """Return the ids of words that are one token each, or of names of tokens, in ascending order.
-
-    Raises:
-        ApiError: a word is not one token.
-    """
+    """Return the ids, in ascending order, of words that are one token each, or names of tokens."""
     target_ids = set()
     for index, target in enumerate(targets):
         id_ = tokenizer.token_id(target)
@@ -122,18 +107,10 @@ def fill(
     allowed: Sequence[int] | None,
     pad_id: int,
 ) -> list[list[FilledToken]]:
-    """Return the most probable tokens for each mask of a text.
+    """Return the most probable tokens for each mask of a text, by its logits (masks, V).
 
-    The other masks of a text stay masks in the sequences.
-
-    Args:
-        tokenizer: the tokenizer.
-        ids: the text.
-        places: positions of its masks.
-        logits: (masks, V).
-        count: number of tokens for each mask.
-        allowed: ids of the tokens to choose from; None: all.
-        pad_id: id of the token for padding, which no sequence shows.
+    The other masks of a text stay masks in the sequences, which show no padding (`pad_id`). The
+    tokens are chosen from the ids `allowed`; from all if it is None.
     """
     masks = []
     for place, scores in zip(places, apply_function(logits, "softmax"), strict=True):

@@ -102,7 +102,9 @@ class SplitOutput(GenerateOutput):
 
     sentences: Annotated[
         list[SentenceOutput],
-        Field(description="Sentences of the input; only with split_sentences, if the input is not just one sentence."),
+        Field(
+            description="Sentences of an input that is split, without copied ones; absent if it is just one sentence."
+        ),
     ]
 
 
@@ -138,10 +140,7 @@ def parameters_for(
     stream: bool = False,
     is_lenient: bool = False,
 ) -> GenerateParameters:
-    """Return the parameters of a request, completed with the defaults of its model.
-
-    See `complete_parameters`.
-    """
+    """Return the parameters of a request with the model's defaults, see `complete_parameters`."""
     return complete_parameters(
         requested,
         model.manifest.generation,
@@ -160,19 +159,7 @@ async def generate(
     *,
     on_empty: OnEmpty = "error",
 ) -> GenerateResult:
-    """Generate one or more texts for each input.
-
-    Args:
-        call: the call.
-        model: the model.
-        inputs: the inputs; some texts may be blank if `on_empty` is "pass".
-        parameters: the parameters.
-        on_empty: with "pass", blank texts get an empty output.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
-    """
+    """Generate texts for each input; with `on_empty` "pass", blank texts get an empty output."""
     if on_empty == "pass":
         return await generate_without_blanks(call, model, inputs, parameters, generate)
     decoding = begin(call, model, inputs, parameters)
@@ -183,11 +170,7 @@ async def generate(
 def begin(
     call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters, *, stream: bool = False
 ) -> "Decoding":
-    """Check the parameters of a generation, and create its decoding.
-
-    Raises:
-        ApiError: `invalid_parameter` or `unsupported_parameter`.
-    """
+    """Check the parameters of a generation, and create its decoding."""
     call.parameters = parameters
     check_parameters(model, parameters, len(inputs), stream=stream)
     languages, named = NO_LANGUAGES, (parameters.source_language, parameters.target_language)
@@ -199,12 +182,7 @@ def begin(
 
 
 async def finish(decoding: "Decoding") -> GenerateResult:
-    """Generate the texts of a decoding.
-
-    Raises:
-        ApiError: the call fails.
-        ClientGoneError: the client closed the connection.
-    """
+    """Generate the texts of a decoding."""
     tokenizer, maps = decoding.model.target_tokenizer, decoding.maps
 
     def convert(number: int, result: Generated) -> list[GenerateOutput]:
@@ -271,11 +249,7 @@ def output_token(tokenizer: TextTokenizer, token: Token) -> OutputToken:
 def check_parameters(
     model: ServedModel, parameters: GenerateParameters, num_inputs: int, *, stream: bool = False
 ) -> None:
-    """Check the combination of parameters, and their values against a model's limits.
-
-    Raises:
-        ApiError: `invalid_parameter` or `unsupported_parameter`.
-    """
+    """Check the combination of parameters, and their values against a model's limits."""
     check_combination(parameters, num_inputs, stream=stream)
     if parameters.split_sentences:
         _check_split_sentences(model, parameters, stream=stream)
@@ -288,7 +262,10 @@ def check_parameters(
             message = "{" + field + "}" + f" must be at most {limits.max_target_tokens} for {model.name}, got {number}."
             raise ApiError("invalid_parameter", message, field=field)
     if parameters.num_beams > model.max_rows:
-        message = f"{{num_beams}} must be at most {model.max_rows}, got {parameters.num_beams}."
+        message = (
+            f"{{num_beams}} must be at most {model.max_rows}, the rows of {model.name} (SIGHTLINE_MAX_ROWS), got "
+            f"{parameters.num_beams}."
+        )
         raise ApiError("invalid_parameter", message, field="num_beams")
     for field, index, token_id in parameters.token_ids:
         if token_id >= limits.vocabulary:
@@ -297,11 +274,11 @@ def check_parameters(
 
 
 def _check_split_sentences(model: ServedModel, parameters: GenerateParameters, *, stream: bool) -> None:
-    if model.manifest.languages is None and model.manifest.training_unit != "sentence":
+    if not model.translates:
         message = f"{{split_sentences}} is supported only by models that translate, and {model.name} does not."
         raise ApiError("unsupported_parameter", message, field="split_sentences")
-    if stream:
-        message = "Texts split into sentences cannot be streamed: set {split_sentences} to false, or do not stream."
+    if stream and parameters.return_attention is not None:
+        message = "{split_sentences} has no {return_attention} in a stream; leave out one of them, or do not stream."
         raise ApiError("unsupported_parameter", message, field="split_sentences")
     for field in ("target_prefix", "hidden_source_tokens"):
         if getattr(parameters, field) not in (None, ()):
@@ -342,32 +319,25 @@ class Decoding:
     ) -> None:
         """Reserve the call's share of the model's limits, tokenize, and create the requests.
 
-        Args:
-            inputs: the inputs.
-            targets: target of each input, which the decoder is forced to produce; None to generate.
-            stream: emit an event for each token.
-            is_counted: see `Call.reserve`.
-
-        Raises:
-            ApiError: the call is rejected, a text has too many tokens, source tokens cannot be
-                hidden, or the attention maps are certain to be too large.
+        With `targets`, the decoder is forced to produce them. For `is_counted`, see `Call.reserve`.
         """
         call, model, languages, num_samples = self.call, self.model, self.languages, self.num_samples
         throughput = (call.controller or call.service.models[model.name].admission).throughput
         units = expected_work(throughput, self.parameters)[1]
         count = len(inputs) * num_samples
         field = "inputs" if not isinstance(inputs, Prompt) and num_samples == 1 else "num_return_sequences"
-        call.reserve(model, count, units * count, field, is_counted=is_counted)
+        await call.reserve(model, count, units * count, field, is_counted=is_counted)
         max_tokens, tokenizer = model.manifest.limits.max_source_tokens, model.source_tokenizer
         num_added = len(languages.source_prefix), len(languages.source_suffix)
         if isinstance(inputs, IdLists):
             sources = check_ids(inputs, len(tokenizer), max_tokens - sum(num_added))
         elif isinstance(inputs, Prompt):
-            sources = await call.tokenize(partial(tokenize_prompt, tokenizer, inputs, max_tokens), inputs.texts)
+            sources = [await call.tokenize(partial(tokenize_prompt, tokenizer, inputs, max_tokens), inputs.texts)]
         else:
             limits = [max_tokens - sum(num_added)] * len(inputs.texts)
             work = partial(tokenize_within_limits, tokenizer, inputs, "inputs", limits, call.deadline)
-            sources = await call.tokenize(work, inputs.texts)
+            are_prompts = inputs.are_prompts and not model.translates
+            sources = await call.tokenize(partial(work, are_prompts=are_prompts), inputs.texts)
         if any(num_added):
             sources = [(*languages.source_prefix, *source, *languages.source_suffix) for source in sources]
         self.num_input_tokens = sum(map(len, sources))
@@ -387,6 +357,15 @@ class Decoding:
         num_targets = self.parameters.num_return_sequences if self.parameters.num_beams > 1 else 1
         num_tokens = (num_known + len(self.requests) * num_tokens) * num_targets * (1 + self.parameters.top_logprobs)
         call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)
+        if call.grant is not None:
+            most = sum(
+                min(
+                    len(request.target_prefix) + self.parameters.num_new_tokens,
+                    model.manifest.max_new_tokens_for(len(request.source_ids)),
+                )
+                for request in self.requests
+            )
+            await call.reserve_tokens(self.num_input_tokens + num_targets * most)
         if self.maps:
             self.maps.check(self.requests)
 
@@ -394,9 +373,6 @@ class Decoding:
         """Tokenize one target for each source; the last id of each target is the end token.
 
         Nothing is generated after it, so only some parameters remain.
-
-        Raises:
-            ApiError: `input_too_long`.
         """
         top_logprobs, hidden = self.parameters.top_logprobs, self.parameters.hidden_source_tokens
         self.parameters = FORCED.model_copy(update={"top_logprobs": top_logprobs, "hidden_source_tokens": hidden})
@@ -405,11 +381,7 @@ class Decoding:
         return await call.tokenize(work, targets.texts)
 
     async def _read_prefixes(self, prefix: Texts, sources: Sequence[Ids]) -> list[Ids]:
-        """Tokenize the target prefix of each source; a single string applies to all sources.
-
-        Raises:
-            ApiError: `input_too_long` if no new token fits after a prefix.
-        """
+        """Tokenize the target prefix of each source; a single string applies to all sources."""
         limits = [limit - 1 for limit in self._limits(sources)]
         if not prefix.is_list:
             limits = [min(limits)]
@@ -431,10 +403,6 @@ class Decoding:
         """Create `num_samples` requests for each source and its prefix.
 
         Each request has its own seed, so that it gives the same result in a call of its own.
-
-        Raises:
-            ApiError: `invalid_parameter` or `unsupported_parameter` if source tokens cannot be
-                hidden.
         """
         call, parameters, maps, forced = self.call, self.parameters, self.maps, self.languages.target_prefix
         draws_seed = parameters.do_sample and parameters.seed is None
@@ -469,16 +437,8 @@ class Decoding:
     async def run(self, convert: Callable[[int, Generated], T]) -> tuple[list[T], Usage, TimingsMs]:
         """Run the requests, and record the usage of the call.
 
-        Args:
-            convert: called with the index of a request and its result as soon as it arrives;
-                returns an output.
-
-        Returns:
-            The outputs in the order of the requests, the token counts, and the durations.
-
-        Raises:
-            ApiError: the call fails.
-            ClientGoneError: the client closed the connection.
+        `convert` makes an output of the index of a request and its result, as soon as it arrives.
+        The outputs are returned in the order of the requests.
         """
         call = self.call
         num_output_tokens = num_cached_tokens = 0
@@ -495,7 +455,9 @@ class Decoding:
                 num_output_tokens += len(target.tokens) - num_known
             return convert(index, result)
 
-        outputs, times = await call.submit(self.model, self.requests).gather(convert_and_count)
+        outputs, times = (
+            await call.submit(self.model, self.requests).gather(convert_and_count) if self.requests else ([], [])
+        )
         timings = call.timings(times)
         ordered = [reason for index in range(len(reasons)) for reason in reasons[index]]
         call.record_usage(self.model, timings, self.num_input_tokens, num_output_tokens, ordered)
@@ -503,12 +465,7 @@ class Decoding:
         return outputs, usage, timings
 
     def targets_of(self, index: int, result: Generated) -> list[DecodedTarget]:
-        """Return the targets of a request with their texts, the best first.
-
-        Args:
-            index: index of the request.
-            result: its result.
-        """
+        """Return the targets of a request with their texts, the best first."""
         request, tokenizer = self.requests[index], self.model.target_tokenizer
         prefix = request.target_prefix[request.num_forced :]
         stop, seed = request.parameters.stop, request.seed if request.parameters.do_sample else None
@@ -538,21 +495,14 @@ def without_forced(request: GenerateRequest, target: Target) -> Target:
 
 
 def text_of(tokenizer: TextTokenizer, ids: Sequence[int], stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> str:
-    """Return the text of a prefix and generated ids, truncated before the first stop string.
-
-    It equals the concatenated pieces of a stream.
-    """
+    """Return the text of a prefix and ids as a stream has it, cut before the first stop string."""
     stream = TextStream(tokenizer, stop, prefix)
     pieces = [stream.push(id_) for id_ in ids]
     return "".join(pieces) + stream.finish()
 
 
 def expected_work(throughput: Throughput, parameters: GenerateParameters) -> tuple[float, float]:
-    """Estimate the length and work of a generation from the mean length of earlier ones.
-
-    Returns:
-        The expected number of generated tokens, and the work in units of `Throughput`.
-    """
+    """Estimate the number of new tokens by earlier calls, and the work in units of `Throughput`."""
     limit = DEFAULT_NEW_TOKENS if parameters.max_new_tokens is None else parameters.max_new_tokens
     num_tokens = min(limit, max(parameters.min_new_tokens, throughput.mean_tokens))
     return num_tokens, 1 + parameters.num_beams * num_tokens
@@ -561,14 +511,7 @@ def expected_work(throughput: Throughput, parameters: GenerateParameters) -> tup
 def hidden_tokens(model: ServedModel, indices: Sequence[int], source_tokens: int) -> tuple[int, ...]:
     """Return the indices of hidden source tokens as non-negative numbers in ascending order.
 
-    Args:
-        model: the model.
-        indices: value of `hidden_source_tokens`; negative ones count from the end, as in Python.
-        source_tokens: length of the source.
-
-    Raises:
-        ApiError: the model cannot hide source tokens, an index is out of range, two select the same
-            token, or no token remains.
+    Negative `indices` count from the end, as in Python.
     """
     field = "hidden_source_tokens"
     reason = reason_against_hiding(model.manifest)

@@ -25,12 +25,7 @@ NO_LANGUAGES = LanguageChoice()  # for models that do not translate
 
 
 def choose_languages(model: ServedModel, source: str | None, target: str | None) -> LanguageChoice:
-    """Return the languages of a request to a model; the model's defaults if they are None.
-
-    Raises:
-        ApiError: `unsupported_parameter` if the model does not translate; `invalid_parameter` if it
-            does not have a language.
-    """
+    """Return the languages of a request to a model; the model's defaults if they are None."""
     languages = model.manifest.languages
     if languages is None:
         for field, tag in (("source_language", source), ("target_language", target)):
@@ -59,22 +54,15 @@ def _choose(tag: str | None, available: tuple[str, ...], field: str, model: str)
 
 
 def translators(call: Call) -> list[tuple[Languages, Manifest]]:
-    """Return the manifests of models that translate: that of the default model first, then by name.
-
-    Raises:
-        ApiError: `loading`.
-    """
+    """Return the manifests of models that translate: the default model's first, then by name."""
     pairs = [(manifest.languages, manifest) for manifest in call.service.require_manifests() if manifest.languages]
     return sorted(pairs, key=lambda pair: pair[1].name != call.service.default_model)  # others stay sorted by name
 
 
 def fitting_translators(call: Call, source: str | None, target: str | None) -> list[tuple[Languages, Manifest]]:
-    """Return the manifests of models that translate between two languages.
+    """Return the manifests of models that translate between two languages; None stands for any.
 
-    None stands for any language.
-
-    Raises:
-        ApiError: `invalid_parameter` if there is none; the message lists the languages.
+    If there is none, the error lists the languages.
     """
     fitting = [
         (languages, manifest)
@@ -98,9 +86,6 @@ async def generating_model(
     """Return the model that a call names, or the first one that translates between its languages.
 
     Without a name and languages it is the default model of the task.
-
-    Raises:
-        ApiError: see `Call.model` and `fitting_translators`.
     """
     if name is None and not (source is None and target is None):
         name = fitting_translators(call, source, target)[0][1].name

@@ -15,20 +15,11 @@ from sightline.service.inference.service import ListedModel, ServedModel, Servic
 
 
 async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds_left: float) -> ServedModel:
-    """Load a lazy model, or wait for its load in progress.
+    """Load a lazy model, or wait for its load in progress, which goes on if the call stops waiting.
 
-    The load continues if the call stops waiting.
-
-    Args:
-        service: the service; `name` is one of its lazy models.
-        name: name of the model.
-        num_bytes: size of the call's request body in bytes.
-        seconds_left: maximum time to wait.
-
-    Raises:
-        ApiError: `loading` if the load takes longer than `seconds_left`; `internal` if it fails, or
-            has failed within the last 30 seconds; `overloaded` if too many calls wait for it;
-            `model_not_found` if the model is unloaded meanwhile.
+    Fails with `loading` after `seconds_left`, with `internal` if the load fails or has failed
+    within the last 30 seconds, with `overloaded` if too many calls wait for it, and with
+    `model_not_found` if the model is unloaded meanwhile.
     """
     lazy = service.models[name]
     reservation = lazy.admission.reserve(1, num_bytes)
@@ -71,11 +62,7 @@ async def reload(service: Service, name: str) -> bool:
 
 
 def _check_retry(name: str, lazy: ListedModel) -> None:
-    """Reject a call too soon after a failed load.
-
-    Raises:
-        ApiError: `internal`.
-    """
+    """Reject a call too soon after a failed load."""
     seconds = 0.0 if lazy.retry_at is None else lazy.retry_at - time.monotonic()
     if seconds > 0:
         message = f"{name} failed to load; the log has the reason. Retry in {math.ceil(seconds)} s."

@@ -223,18 +223,12 @@ class Selection:
     requested: AttentionSelection
 
     def count(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
-        """Return the number of values in the response.
-
-        Args:
-            source_tokens: length of the source.
-            prompt_tokens: number of decoder inputs that precede the target.
-            target_tokens: length of the target.
-        """
+        """Return the number of values in the response; `prompt_tokens` precede the target."""
         rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
         return self.num_maps * rows * columns
 
     def size(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> tuple[int, int]:
-        """Return the numbers of rows and columns of one map; the arguments are those of `count`."""
+        """Return the numbers of rows and columns of one map."""
         if self.attention.kind == "decoder":
             num_inputs = prompt_tokens - 1 + target_tokens
             return (num_inputs if self.requested.prompt_rows else target_tokens), num_inputs
@@ -252,7 +246,7 @@ class Selection:
         return FLOAT_BYTES * self.attention.layers * self.attention.heads + self.response_bytes
 
     def num_bytes(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
-        """Return the memory of the maps; the arguments are those of `count`.
+        """Return the memory of the maps in bytes.
 
         Only the selected layers and heads of a prompt's rows are recorded.
         """
@@ -269,14 +263,11 @@ class Selection:
     def map_of(
         self, maps: NDArray[np.float32], layout: MapLayout | None, alignment: NDArray[np.float32] | None
     ) -> AttentionMap:
-        """Return the selected part of the maps of all layers and heads.
+        """Return the selected part of the maps (L, H, rows, columns) of all layers and heads.
 
-        Args:
-            maps: (L, H, rows, columns); with rows of a prompt, only the selected layers and heads.
-            layout: the tokens and words of the maps; not needed for maps of tokens without
-                statistics.
-            alignment: weights (rows, columns) of the heads that align words, for the statistics of
-                cross-attention.
+        With rows of a prompt, `maps` has only the selected layers and heads. Maps of tokens without
+        statistics need no `layout`. `alignment` has the weights (rows, columns) of the heads that
+        align words, for the statistics of cross-attention.
         """
         kind, requested = self.attention.kind, self.requested
         selected = maps if requested.prompt_rows else maps[np.ix_(self.layers, self.heads)]
@@ -313,12 +304,7 @@ class MapWriter:
     """Builds the attention maps of one response, and rejects the response if it is too large."""
 
     def __init__(self, call: Call, model: ServedModel, selection: AttentionSelection) -> None:
-        """Select the maps of a call.
-
-        Raises:
-            ApiError: the model has no attention maps, not the selected kind, layer or head, or no
-                rows of a prompt.
-        """
+        """Select the maps of a call, or reject a selection that the model does not have."""
         if not model.manifest.attention:
             raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="return_attention")
         self._model = model
@@ -357,14 +343,7 @@ class MapWriter:
     ) -> None:
         """Find the character ranges and words of the source tokens, which the maps need.
 
-        Args:
-            call: the call.
-            inputs: the inputs of the call.
-            sources: tokens of each input, with the ids around its text.
-            num_added: number of ids before those of each text, and after them.
-
-        Raises:
-            ApiError: `deadline_exceeded`.
+        `num_added` are the numbers of ids in `sources` before those of each text, and after them.
         """
         tokenizer = self._model.source_tokenizer
 
@@ -377,11 +356,7 @@ class MapWriter:
         self._sources = await call.tokenize(run, () if isinstance(inputs, IdLists) else inputs.texts)
 
     def check(self, requests: Sequence[SourceRequest]) -> None:
-        """Reject a response that is certain to be too large, and reserve memory for it otherwise.
-
-        Raises:
-            ApiError: `response_too_large` or `overloaded`.
-        """
+        """Reject a response that is certain to be too large; otherwise reserve its memory."""
         self._requests = requests
         self._check_count(sum(map(self._min_count, requests)))
         self._memory.reserve(sum(map(self._min_bytes, requests)))
@@ -405,16 +380,9 @@ class MapWriter:
         return request.num_targets * of_encoder + request.parameters.num_beams * of_hypothesis
 
     def write(self, index: int, request: GenerateRequest, target: Target, text: str) -> TargetAttention:
-        """Return the maps of one target.
+        """Return the maps of one target, which has no forced tokens of the language.
 
-        Args:
-            index: index of the input.
-            request: the request to the engine.
-            target: its target, without the forced tokens of the language.
-            text: text of the target, which may be cut before a stop string.
-
-        Raises:
-            ApiError: `response_too_large` if they exceed the limit together with earlier maps.
+        Its text may be cut before a stop string. The limit of the size includes earlier maps.
         """
         ids = [token.id for token in target.tokens]
         layout = self._layout(index, request, ids, text) if self._has_layout else None
@@ -445,18 +413,7 @@ class MapWriter:
         )
 
     def word_map(self, index: int, request: GenerateRequest, target: Target, text: str, step: AlignmentStep) -> WordMap:
-        """Return the mean weights between words in the selected layer.
-
-        Args:
-            index: index of the input.
-            request: the request to the engine.
-            target: its target, without the forced tokens of the language.
-            text: text of the target, which may be cut before a stop string.
-            step: decoder step whose weights belong to a target token.
-
-        Raises:
-            ApiError: `response_too_large` if they exceed the limit together with earlier maps.
-        """
+        """Return mean weights between words in the selected layer at this `step`; see `write`."""
         (selection,) = self._selections
         kind = selection.attention.kind
         self._count += self._count_of(request, len(target.tokens))
@@ -469,11 +426,7 @@ class MapWriter:
         return WordMap(layout.source.words, layout.target_words, weights)
 
     def write_encoded(self, index: int, encoded: Encoded) -> EncoderAttention:
-        """Return the encoder maps of the input with an index.
-
-        Raises:
-            ApiError: `response_too_large` if they exceed the limit together with earlier maps.
-        """
+        """Return the encoder maps of the input with an index."""
         request = self._requests[index]
         layout = self._layout(index, request) if self._has_layout else None
         maps = self._maps(request, 0, encoded.attention, layout)
@@ -548,15 +501,10 @@ class MapWriter:
 def read_source(
     tokenizer: TextTokenizer, ids: Sequence[int], num_added: tuple[int, int], text: str | None, with_words: bool
 ) -> SourceText:
-    """Return the character ranges of the tokens of a source, and its words.
+    """Return the character ranges of the tokens of a source, and its words if they are needed.
 
-    Args:
-        tokenizer: tokenizer of the source.
-        ids: ids of the source.
-        num_added: number of ids before those of the text, and after them.
-        text: the input; None if it is not a single text. The words are then those of the decoded
-            ids.
-        with_words: find the words; otherwise there are none.
+    `num_added` are the numbers of ids before those of the text, and after them. If the input is not
+    a single text, `text` is None, and the words are those of the decoded ids.
     """
     before, after = num_added
     if text is not None:
@@ -600,11 +548,7 @@ def _within(offsets: tuple[int, int] | None, length: int) -> tuple[int, int] | N
 
 
 def _select_indices(indices: Sequence[int] | None, available: int, field: str, kind: str) -> tuple[int, ...]:
-    """Return the indices of selected layers or heads as non-negative numbers; all if None.
-
-    Raises:
-        ApiError: see `resolve_indices`.
-    """
+    """Return the indices of selected layers or heads as non-negative numbers; all if None."""
     if indices is None:
         return tuple(range(available))
     repetition = f"a {field[:-1]} of {kind} attention: {{earlier}} and {{index}} are the same"
@@ -614,15 +558,8 @@ def _select_indices(indices: Sequence[int] | None, available: int, field: str, k
 def resolve_indices(indices: Sequence[int], size: int, field: str, subject: str, repetition: str) -> tuple[int, ...]:
     """Return indices as non-negative numbers; negative ones count from the end, as in Python.
 
-    Args:
-        indices: the indices.
-        size: number of things that can be selected.
-        field: name of the field with the indices, for errors.
-        subject: name of what the things belong to, for errors.
-        repetition: describes the equal indices `{earlier}` and `{index}`, for errors.
-
-    Raises:
-        ApiError: `invalid_parameter` if an index is out of range, or two select the same thing.
+    For errors, `subject` names the owner of the things that are selected, and `repetition`
+    describes the equal indices `{earlier}` and `{index}`.
     """
     resolved: dict[int, int] = {}  # each index by its non-negative number
     for position, index in enumerate(indices):

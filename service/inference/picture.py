@@ -1,5 +1,6 @@
 """Pictures of attention maps as SVG: the maps to request, and the drawing of a result."""
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -22,6 +23,10 @@ TITLES: dict[MapKind, str] = {
     "decoder": "Decoder self-attention",
 }
 
+_MARKS = {" ": "␣", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
+# All but whitespace and characters without width; `visible` of the page does the same.
+_VISIBLE = re.compile("[^\\s\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
+
 
 def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: View) -> AttentionSelection:
     """Return the maps to request for a picture, with defaults for what a selection leaves out.
@@ -30,10 +35,6 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
     heads. The other views show the mean over the selected heads: by default those that align words
     best for cross-attention, and all heads of the last layer for other kinds. Rows of a picture are
     steps that write, so that heads that align words at the step that reads are no default.
-
-    Raises:
-        ApiError: the selection has several kinds or layers that one picture cannot show, or the
-            model has no attention maps.
     """
     available = [attention.kind for attention in manifest.attention]
     if not available:
@@ -59,14 +60,7 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
 
 
 def draw(model: str, output: TargetAttention, selection: AttentionSelection, view: View) -> str:
-    """Return the SVG of requested maps.
-
-    Args:
-        model: name of the model.
-        output: attention maps of one input.
-        selection: maps that were requested, from `selection_to_draw`.
-        view: kind of picture.
-    """
+    """Return the SVG of maps that were requested with a selection of `selection_to_draw`."""
     (maps,) = output.maps
     if view == "heads":
         return drawing.heads(f"{model}: {TITLES[maps.kind]}", _all_heads(output, maps))
@@ -92,13 +86,17 @@ def _all_heads(output: TargetAttention, maps: AttentionMap) -> list[tuple[int, l
 
 def _labels(output: TargetAttention, maps: AttentionMap) -> tuple[Sequence[str], Sequence[str]]:
     """Return the labels of the rows and columns of a map."""
-    source, target = _stripped(output.source_tokens), _stripped(output.target_tokens)
+    source, target = _visible(output.source_tokens), _visible(output.target_tokens)
     if maps.kind == "cross":
         return target, source
     if maps.kind == "decoder":
-        return target, _stripped(output.decoder_input_tokens)
+        return target, _visible(output.decoder_input_tokens)
     return source, source if maps.kind == "encoder" else [f"key {index}" for index in range(maps.columns)]
 
 
-def _stripped(tokens: Sequence[str]) -> list[str]:
-    return [token.strip() or token for token in tokens]
+def _visible(tokens: Sequence[str]) -> list[str]:
+    """Return tokens without whitespace around them, and those of invisible characters as marks."""
+    return [
+        token.strip() if _VISIBLE.search(token) else "".join(_MARKS.get(c, f"\\u{ord(c):04x}") for c in token)
+        for token in tokens
+    ]

@@ -29,9 +29,6 @@ async def list_repository(call: Call, *, only_ready: bool) -> list[RepositoryEnt
     """List the models by name: loaded models, lazy models, and the other bundles of the folder.
 
     The other bundles are listed only if `model_control` allows to load them.
-
-    Raises:
-        ApiError: `loading`.
     """
     service = call.service
     names = {manifest.name for manifest in service.require_manifests()}
@@ -53,9 +50,6 @@ async def load_model(call: Call, name: str) -> RepositoryEntry:
 
     The bundle is loaded completely before the old model is unloaded: if the load fails, the old
     model stays. While the running calls of the old model finish, new calls get `loading`.
-
-    Raises:
-        ApiError: `forbidden`; `model_not_found`; `internal` if the bundle cannot be loaded.
     """
     _check_allowed(call.service)
     await call.service.peers.load(call.service, name, only_if_lazy=False)
@@ -67,9 +61,6 @@ async def unload_model(call: Call, name: str) -> RepositoryEntry:
 
     New calls get `model_not_found` at once. Running calls may finish within `shutdown_timeout_s`. A
     model of `lazy_models` is no longer loaded by calls that use it.
-
-    Raises:
-        ApiError: `forbidden`; `model_not_found` if the bundles folder has no such model either.
     """
     _check_allowed(call.service)
     await call.service.peers.unload(call.service, name)

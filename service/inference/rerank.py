@@ -5,7 +5,7 @@ Cho 2019, "Passage Re-ranking with BERT").
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -49,26 +49,17 @@ async def rerank(
 ) -> RerankResult:
     """Return all documents by descending relevance; ties keep the order of the request.
 
-    Args:
-        call: the call.
-        model: the model.
-        query: the text to which the documents are compared.
-        documents: the documents.
-        raw_scores: return logits instead of probabilities.
-        truncate: truncate pairs of query and document that are too long.
-        max_document_tokens: cut each document after this many tokens.
-        instruction: task of a reranker that is a language model; None for its default.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
+    Documents are cut after `max_document_tokens`; `truncate` truncates pairs of query and document.
+    `raw_scores` are logits instead of probabilities. `instruction` is the task of a reranker that
+    is a language model.
     """
     function = function_of(model.manifest.label_kind, raw_scores)
     if max_document_tokens is not None:
-        call.reserve(model, len(documents), field="documents")
+        await call.reserve(model, len(documents), field="documents")
         documents = await _cut(call, model, documents, max_document_tokens)
     pairs = Texts((query,) * len(documents), second_texts=documents.texts)
-    sources = await read_sources(call, model, pairs, "documents", truncate=truncate, instruction=instruction)
+    options: dict[str, Any] = {"truncate": truncate, "instruction": instruction, "partner": "{query}"}
+    sources = await read_sources(call, model, pairs, "documents", **options)
 
     def convert(index: int, result: Encoded) -> RankedDocument:
         assert result.label_scores is not None

@@ -104,16 +104,7 @@ def numbers(values: NDArray[np.float32], encoding: Encoding) -> Any:
 
 
 def check_size(subject: str, count: int, advice: str) -> None:
-    """Reject a response with too many numbers.
-
-    Args:
-        subject: plural noun for the message.
-        count: minimum number of values in the response.
-        advice: sentence that tells how to get a smaller response.
-
-    Raises:
-        ApiError: `response_too_large`.
-    """
+    """Reject a response of too many numbers; `subject` is a plural noun for the message."""
     if count > MAX_NUMBERS:
         message = f"The {subject} have at least {count} numbers; a response holds at most {MAX_NUMBERS}. {advice}"
         raise ApiError("response_too_large", message)

@@ -42,22 +42,7 @@ async def score(
     target_language: str | None = None,
     hidden_source_tokens: tuple[int, ...] = (),
 ) -> ScoreResult:
-    """Return the score of the target of each input.
-
-    Args:
-        call: the call.
-        model: the model.
-        inputs: the texts.
-        targets: target of each input.
-        top_logprobs: number of top alternatives of each token.
-        source_language: language of the inputs; the model's default if None.
-        target_language: language of the targets; the model's default if None.
-        hidden_source_tokens: indices of the source tokens that the decoder cannot attend to.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
-    """
+    """Return the score of the target of each input."""
     languages = choose_languages(model, source_language, target_language)
     overrides = {"top_logprobs": top_logprobs, "hidden_source_tokens": hidden_source_tokens}
     parameters = NEUTRAL.model_copy(update=overrides)

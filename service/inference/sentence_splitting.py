@@ -1,13 +1,16 @@
-"""Generation from texts that are split into sentences, such as the translation of a paragraph."""
+"""Generation from texts: some are split into sentences, and those without a letter are copied."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
-from sightline.base.text.sentences import SplitText, split_sentences
+from sightline.base.text.sentences import ONE_SENTENCE, SplitText, split_sentences
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import OnEmpty, Texts
 from sightline.service.inference.call import AnyInputs, Call
 from sightline.service.inference.generate import (
+    Decoding,
     FinishReason,
     GenerateOutput,
     GenerateResult,
@@ -24,78 +27,114 @@ from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import GenerateParameters
 
 MAX_SENTENCES = 8192  # sequences that a call generates from sentences
+WHOLE = SplitText([""], ["", ""])  # an input that is neither split nor copied
 
 
-async def generate_by_sentence(
+async def generate_texts(
     call: Call,
     model: ServedModel,
     inputs: AnyInputs,
     parameters: GenerateParameters,
     *,
     on_empty: OnEmpty = "error",
+    is_whole: bool = False,
 ) -> GenerateResult:
-    """Generate from each sentence of the inputs, and join the outputs of each input.
+    """Generate from each input, or from each of its sentences, and join the outputs of each input.
 
     The sentences run at the same time, but never more of them than `Call.reserve` reserves. The
     whitespace between the sentences is kept. The text of rank r joins the texts of rank r of all
-    sentences. Requires `split_sentences`. For the arguments, see `generate`.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
+    sentences. With `is_whole`, the response describes each output as a whole, such as the positions
+    of its tokens: texts are then split only by `split_sentences`, and none are copied.
     """
-    assert parameters.split_sentences
     if on_empty == "pass":
-        return await generate_without_blanks(call, model, inputs, parameters, generate_by_sentence)
+        run = partial(generate_texts, is_whole=is_whole)
+        return await generate_without_blanks(call, model, inputs, parameters, run)
     decoding = begin(call, model, inputs, parameters)
-    assert isinstance(inputs, Texts)  # models that translate have no prompts
-    _, units = expected_work(call.service.models[model.name].admission.throughput, parameters)
-    num_samples, languages = decoding.num_samples, decoding.languages
-    count = len(inputs) * num_samples  # each input has a sentence or more; `Decoding.read` counts them all
-    call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")
-    split_texts = await _split(call, inputs, languages.source, num_samples)
-    sentences = Texts(tuple([sentence for split_text in split_texts for sentence in split_text.sentences]))
-    try:
-        await decoding.read(sentences, is_counted=False)
-        result = await finish(decoding)
-    except ApiError as error:
-        raise _error_of_input(error, inputs, split_texts) from None
-    ranked: list[list[GenerateOutput]] = [[] for _ in sentences.texts]
+    split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole)
+    result = await finish(decoding)
+    if split_texts[0] is WHOLE:
+        return result
+    by_sentence = defaultdict[int, list[GenerateOutput]](list)
     for output in result.outputs:
-        ranked[output.index].append(output)
-    outputs: list[GenerateOutput] = []
+        by_sentence[output.index].append(output)
+    sentences, outputs = iter(by_sentence.values()), list[GenerateOutput]()
     for index, split_text in enumerate(split_texts):
-        of_input, ranked = ranked[: len(split_text.sentences)], ranked[len(split_text.sentences) :]
+        if not split_text.sentences:
+            outputs += [_copied(index, rank, split_text, parameters) for rank in range(parameters.num_return_sequences)]
+            continue
         # `strict=False`: a beam search may return fewer texts for one sentence than for another.
-        of_ranks = zip(*of_input, strict=False)
-        outputs += [_joined(index, split_text, parts, languages.target) for parts in of_ranks]
+        of_ranks = zip(*[next(sentences) for _ in split_text.sentences], strict=False)
+        outputs += [_joined(index, split_text, parts, decoding.languages.target) for parts in of_ranks]
     return replace(result, outputs=outputs)
 
 
-async def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> list[SplitText]:
-    """Split all inputs; a sentence is generated `num_samples` times.
+async def read_by_sentence(
+    decoding: Decoding, inputs: AnyInputs, *, is_whole: bool, stream: bool = False
+) -> list[SplitText]:
+    """Split the inputs of a decoding where that is due, and read their sentences.
 
-    Raises:
-        ApiError: `invalid_parameter` if there are too many sentences; `deadline_exceeded`.
+    Return each input as the sentences that the decoding has read, in order, and the text around
+    them. That of a model that translates includes the sentences without a letter, which are copied.
     """
-    limit = MAX_SENTENCES
+    call, model, parameters = decoding.call, decoding.model, decoding.parameters
+    is_plain = not isinstance(inputs, Texts) or all(map(ONE_SENTENCE.fullmatch, inputs.texts))
+    if is_plain or not model.translates:
+        await decoding.read(inputs, stream=stream)
+        return [WHOLE] * len(inputs)
+    assert isinstance(inputs, Texts)
+    _, units = expected_work(call.service.models[model.name].admission.throughput, parameters)
+    num_samples, languages = decoding.num_samples, decoding.languages
+    count = len(inputs) * num_samples  # each input counts, whatever its sentences; `Decoding.read` counts them all
+    await call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")
+    is_split, copies = splits(model, parameters, is_whole), not _is_about_tokens(parameters, is_whole)
 
     def run() -> list[SplitText]:
-        split_texts: list[SplitText] = []
-        num_sentences = 0
-        for text in inputs.texts:
-            if not call.seconds_left:  # the call has already failed
-                raise ApiError("deadline_exceeded")
-            split_text = split_sentences(text, language, limit - num_sentences)
-            if split_text is None:
-                raise _too_many(f"more than {limit}", num_samples, limit)
-            split_texts.append(split_text)
-            num_sentences += len(split_text.sentences)
-        if num_sentences * num_samples > limit:
-            raise _too_many(str(num_sentences), num_samples, limit)
-        return split_texts
+        split_texts = [SplitText([text], ["", ""]) for text in inputs.texts]
+        if is_split:
+            split_texts = list(_split(call, inputs, languages.source, num_samples))
+        return [text.copying(languages.target) for text in split_texts] if copies else split_texts
 
-    return await call.tokenize(run, inputs.texts)
+    split_texts = await call.tokenize(run, inputs.texts)
+    sentences = Texts(tuple([sentence for split_text in split_texts for sentence in split_text.sentences]))
+    if sentences.texts:
+        try:
+            await decoding.read(sentences, stream=stream, is_counted=False)
+        except ApiError as error:
+            raise _error_of_input(error, inputs, split_texts) from None
+    return split_texts
+
+
+def splits(model: ServedModel, parameters: GenerateParameters, is_whole: bool) -> bool:
+    """Return True if texts of a call are split: if it says so, or by default.
+
+    By default, those of models that were trained on sentences are, unless the call needs each text
+    as a whole or returns several beams of it.
+    """
+    if parameters.split_sentences is not None:
+        return parameters.split_sentences
+    has_ranks = parameters.num_beams > 1 and parameters.num_return_sequences > 1
+    return model.manifest.training_unit == "sentence" and not has_ranks and not _is_about_tokens(parameters, is_whole)
+
+
+def _is_about_tokens(parameters: GenerateParameters, is_whole: bool) -> bool:
+    """Return True if a call asks for values of tokens beside the text, or sets some of them."""
+    asks = parameters.top_logprobs, parameters.return_attention, parameters.hidden_source_tokens
+    return is_whole or any(asks) or parameters.target_prefix is not None
+
+
+def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> Iterator[SplitText]:
+    """Split all inputs; a sentence is generated `num_samples` times."""
+    limit, num_sentences = MAX_SENTENCES, 0
+    for text in inputs.texts:
+        if not call.seconds_left:  # the call has already failed
+            raise ApiError("deadline_exceeded")
+        split_text = split_sentences(text, language, limit - num_sentences)
+        if split_text is None:
+            raise _too_many(f"more than {limit}", num_samples, limit)
+        num_sentences += len(split_text.sentences)
+        yield split_text
+    if num_sentences * num_samples > limit:
+        raise _too_many(str(num_sentences), num_samples, limit)
 
 
 def _too_many(num_sentences: str, num_samples: int, limit: int) -> ApiError:
@@ -122,20 +161,17 @@ def _error_of_input(error: ApiError, inputs: Texts, split_texts: Sequence[SplitT
 
 
 async def sentence_warnings(
-    call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters
+    call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters, *, is_whole: bool = False
 ) -> dict[int, GenerateWarning]:
     """Return warnings about inputs of several sentences that a model of sentences read as a whole.
 
-    There are none if the request sets `split_sentences`: its client knows what the model needs.
-
-    Returns:
-        The warnings by the index of the input.
-
-    Raises:
-        ApiError: `deadline_exceeded`.
+    They are by the index of the input. There are none if the request sets `split_sentences`: its
+    client knows what the model needs. For `is_whole`, see `generate_texts`.
     """
-    is_decided = "split_sentences" in parameters.model_fields_set
-    if model.manifest.training_unit != "sentence" or is_decided or not isinstance(inputs, Texts):
+    if not isinstance(inputs, Texts) or all(map(ONE_SENTENCE.fullmatch, inputs.texts)):
+        return {}
+    is_decided = parameters.split_sentences is not None or splits(model, parameters, is_whole)
+    if is_decided or model.manifest.training_unit != "sentence":
         return {}
     language = choose_languages(model, parameters.source_language, parameters.target_language).source
     texts, field, warnings = inputs.texts, call.field_names.get("inputs", "inputs"), {}
@@ -169,12 +205,17 @@ def _joined(index: int, split_text: SplitText, parts: Sequence[GenerateOutput], 
         index=index,
         text=split_text.join([part.text for part in parts], language),
         tokens=[token for part in parts for token in part.tokens],
-        finish_reason=_joined_reason([part.finish_reason for part in parts]),
+        finish_reason=joined_reason([part.finish_reason for part in parts]),
         score=sum(part.score for part in parts),
     )
 
 
-def _joined_reason(reasons: Sequence[str]) -> FinishReason:
+def _copied(index: int, rank: int, split_text: SplitText, parameters: GenerateParameters) -> GenerateOutput:
+    """Return the output of an input that is copied as a whole."""
+    return GenerateOutput(index, rank, split_text.join([], ""), [], "eos", 0.0, parameters.seed, None)
+
+
+def joined_reason(reasons: Sequence[str]) -> FinishReason:
     if "length" in reasons:
         return "length"
     return "stop" if "stop" in reasons else "eos"

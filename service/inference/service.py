@@ -1,13 +1,14 @@
 """The served models and the state of the process: loading, ready or draining."""
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Protocol
 
-from sightline.base.bundle import GenerationDefaults, Manifest, Task
+from sightline.base.bundle import GenerationDefaults, Manifest, SentenceEmbedding, Task
+from sightline.base.errors import list_of
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.base.threads import run_in_daemon_thread
 from sightline.service.api_errors import ApiError, ErrorCode
@@ -19,11 +20,17 @@ from sightline.service.inference.dense import DenseLayer
 from sightline.service.keys import KeyRing
 from sightline.service.metrics import Metrics, Texts
 from sightline.service.quotas import LocalQuotas, Quotas, QuotaStore
-from sightline.service.runtime.state_memory import ModelMemory, prefix_block_bytes, row_bytes
+from sightline.service.runtime.state_memory import ModelMemory, fitted_rows, prefix_block_bytes, row_bytes
 from sightline.service.settings import Settings
 from sightline.service.traces import SHUTDOWN_TIMEOUT_S, Traces, traces_endpoint
 
 DefaultTask = Task | Literal["chat", "zero-shot"]
+ENCODER_TASKS = frozenset[Task]({"encode", "attention", "similar"})  # of a model without a decoder and without a head
+# What a model needs for a task that is not in its list of tasks.
+NEEDS: Mapping[DefaultTask | None, str] = {
+    "chat": "it needs a model with a chat template, whose `chat` in GET /v1/models is true",
+    "zero-shot": "it needs a model for natural language inference, one of whose labels begins with entail",
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,11 @@ class ServedModel:
         return self.manifest.generation != GenerationDefaults()
 
     @property
+    def translates(self) -> bool:
+        """True if the inputs of generations are sources of translations, not prompts."""
+        return self.manifest.languages is not None or self.manifest.training_unit == "sentence"
+
+    @property
     def embedding_size(self) -> int:
         """Size of a pooled vector."""
         return len(self.dense[-1].weight) if self.dense else self.hidden_size
@@ -64,7 +76,6 @@ class LoadedModel:
     engine: Engine
 
     def memory(self) -> ModelMemory:
-        """Return the memory of the model."""
         model, engine, row = self.model, self.engine, row_bytes(self.model.manifest)
         block = prefix_block_bytes(model.manifest)
         return ModelMemory(
@@ -104,15 +115,14 @@ class ModelRepository(Protocol):
         """Return the manifests of all bundles by name, without those that cannot be read."""
         ...
 
+    def check(self, name: str) -> None:
+        """Check the files of a bundle. Raises `BundleError` if one is damaged or missing."""
+        ...
+
     def load(self, name: str, reserved_bytes: int) -> LoadedModel:
-        """Load the bundle with this name in its manifest.
+        """Load a bundle by its name. Raises `BundleError` if there is none, or it cannot be served.
 
-        Args:
-            name: name of the model.
-            reserved_bytes: decoder state of the other loaded models, in all their rows.
-
-        Raises:
-            BundleError: the bundle cannot be served, or there is none with this name.
+        `reserved_bytes` is the decoder state of the other loaded models, in all their rows.
         """
         ...
 
@@ -125,19 +135,11 @@ class Peers(Protocol):
         ...
 
     async def load(self, service: "Service", name: str, *, only_if_lazy: bool) -> None:
-        """Load or replace a model in all processes or in none, see `ModelLoad`.
-
-        Raises:
-            ApiError: `model_not_found`; `internal` if the bundle cannot be loaded.
-        """
+        """Load or replace a model in all processes or in none; see `ModelLoad`, also for errors."""
         ...
 
     async def unload(self, service: "Service", name: str) -> None:
-        """Unload a model in all processes.
-
-        Raises:
-            ApiError: `model_not_found` if the bundles folder has no such model.
-        """
+        """Unload a model in all processes. Raises `model_not_found` if there is no such bundle."""
         ...
 
 
@@ -146,7 +148,7 @@ class Backend:
     """The models by name, and the worker that runs their engines."""
 
     loaded: Mapping[str, LoadedModel]
-    max_rows: int  # rows of each model
+    max_rows: int  # rows of each model, of which a model with long sequences may have fewer
     worker: Worker
     repository: ModelRepository
     failed: Mapping[str, str] = field(default_factory=dict)  # bundles that failed to load, with the reason
@@ -154,26 +156,22 @@ class Backend:
 
     @property
     def manifests(self) -> dict[str, Manifest]:
-        """The manifests of all models."""
         return {**self.lazy, **{name: loaded.model.manifest for name, loaded in self.loaded.items()}}
 
 
 def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict[DefaultTask, str]:
     """Return the model of requests that name no model, by task.
 
-    It is the first model of the setting that can do the task, or else the only model that can,
-    apart from those whose manifest has `lazy`. A task has no default if several models can do it,
-    or while a model of the setting is missing.
-
-    Args:
-        manifests: manifests of the served models.
-        chosen: names of the setting `default_model`.
+    It is the first model of the setting `default_model` (`chosen`) that can do the task (see
+    `models_for`), or else the only model that can, apart from those whose manifest has `lazy`. A
+    task has no default if several models can do it, or while a model of the setting is missing.
     """
     manifests = list(manifests)
     by_task, lazy = models_by_task(manifests), {manifest.name for manifest in manifests if manifest.lazy}
     is_complete = set(chosen) <= set(by_task[None])
     defaults: dict[DefaultTask, str] = {}
-    for task, names in by_task.items():
+    for task in by_task:
+        names = models_for(task, manifests, chosen)
         first = next((name for name in chosen if name in names), None)
         others = [name for name in names if name not in lazy]
         if first is None and len(others) == 1 and is_complete:
@@ -181,6 +179,24 @@ def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict
         if task is not None and first is not None:
             defaults[task] = first
     return defaults
+
+
+def models_for(task: DefaultTask | None, manifests: Sequence[Manifest], chosen: Sequence[str]) -> list[str]:
+    """Return the models among which the default of a task is chosen.
+
+    Almost every model can encode texts. If some were trained for it, only these count; a lazy one
+    must be in the setting.
+    """
+    candidates = [manifest for manifest in manifests if not manifest.lazy or manifest.name in chosen]
+    trained = [manifest.name for manifest in candidates if task == "encode" and _is_embedding_model(manifest)]
+    return trained or models_by_task(manifests).get(task, [])
+
+
+def _is_embedding_model(manifest: Manifest) -> bool:
+    """Return True for models with settings of sentence-transformers, or with an encoder alone."""
+    default = SentenceEmbedding(pooling="mean", normalize=False)  # of an encoder without such settings, or with a head
+    embedding = None if "encode" not in manifest.tasks else manifest.embedding
+    return embedding is not None and (embedding != default or set(manifest.tasks) <= ENCODER_TASKS)
 
 
 def models_by_task(manifests: Iterable[Manifest]) -> dict[DefaultTask | None, list[str]]:
@@ -208,7 +224,6 @@ class Service:
         self.keys = None if settings.keys is None else KeyRing(settings.keys)
         self.traces = Traces() if traces_endpoint() else None
         self.quotas: Quotas = LocalQuotas(QuotaStore(settings.quota_storage_url))
-        self.held_sequences: Counter[str] = Counter()  # in progress, by label of a key that has a quota
         self.is_retiring = False  # connections close after their next response, so that clients leave
         self.rejection_pacer = RejectionPacer(2 * settings.max_waiting_sequences)
         self.response_memory = ResponseMemory(settings.max_response_bytes)
@@ -236,7 +251,8 @@ class Service:
             self.attach_model(loaded)
         for manifest in backend.lazy.values():
             self.metrics.for_model(manifest.name).unwatch()  # the gauges are 0 until the model is loaded
-            self.list_lazy(manifest, backend.max_rows)
+            rows = self.settings.max_rows or fitted_rows(backend.max_rows, self.settings.max_state_bytes, manifest)
+            self.list_lazy(manifest, rows)
         self.failed_models = sorted(backend.failed)
         self.metrics.set_failed_models(len(backend.failed))
         backend.worker.on_close = self._set_unavailable
@@ -315,21 +331,13 @@ class Service:
             self.unavailable_code = code
 
     def check_ready(self) -> None:
-        """Check that the service is ready.
-
-        Raises:
-            ApiError: `loading`, `draining` or `engine_dead`.
-        """
+        """Check that the service is ready. Raises `loading`, `draining` or `engine_dead`."""
         code = self.unavailable_code or self.not_ready_code
         if code is not None:
             raise ApiError(code)
 
     def require_manifests(self) -> list[Manifest]:
-        """Return `manifests`, which are complete as soon as the service has loaded its models.
-
-        Raises:
-            ApiError: `loading`.
-        """
+        """Return `manifests`; raises `loading` until the service has loaded its models."""
         if not self.is_loaded:
             raise ApiError("loading")
         return self.manifests
@@ -337,18 +345,11 @@ class Service:
     def find_manifest(
         self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
     ) -> Manifest:
-        """Return the manifest of the model that a call names, or of a default model.
+        """Return the manifest of the model that a call names, or of a default model. Loads nothing.
 
-        It does not load the model.
-
-        Args:
-            name: name of the model; None for the default model.
-            task: task that the model must be able to do.
-            default_for: task whose default model is used, if it is not `task`.
-
-        Raises:
-            ApiError: `loading`; `model_not_found`; `unsupported_task` if the model cannot do
-                `task`; `invalid_parameter` if the call must name a model.
+        The model must be able to do `task`; the default is that of `default_for`, if it is given.
+        Fails with `loading`, `model_not_found`, `unsupported_task`, or with `invalid_parameter` if
+        the call must name a model.
         """
         if name is None:
             name = self._default_name(default_for or task)
@@ -358,7 +359,7 @@ class Service:
             raise ApiError("model_not_found", f"There is no model of this name; {self._names_text()}.", field="model")
         if task is not None and task not in model.manifest.tasks:
             able = models_by_task(self.manifests).get(task)
-            advice = f"the models that can are {', '.join(able)}" if able else "no model of this service can"
+            advice = f"the models that can are {list_of(able)}" if able else "no model of this service can"
             raise ApiError("unsupported_task", f"{name} cannot do the task {task}; {advice}.", field="model")
         return model.manifest
 
@@ -367,12 +368,7 @@ class Service:
         return self.default_model if task is None else self.default_models.get(task)
 
     def _default_name(self, task: DefaultTask | None) -> str:
-        """Return the model of requests that name none.
-
-        Raises:
-            ApiError: `loading`; `model_not_found` if a model of the setting is missing;
-                `unsupported_task` if no model can do the task; `invalid_parameter` if several can.
-        """
+        """Return the model of requests that name none, or raise the reason why there is none."""
         name = self.default_name(task)
         if name is not None and name in self.models:
             return name
@@ -385,27 +381,24 @@ class Service:
         self._check_loaded("")
         if not self.models:
             raise ApiError("model_not_found", "No model is loaded.", field="model")
-        able = models_by_task(self.manifests).get(task)
-        if able is None:
-            message = f"No model of this service can do the task {task}; GET /v1/models lists the tasks of each model."
+        able = models_for(task, self.manifests, self.settings.default_model_names)
+        if not able:
+            need = NEEDS.get(task, "GET /v1/models lists the tasks of each model")
+            message = f"No model of this service can do the task {task}; {need}."
             raise ApiError("unsupported_task", message, field="model")
         message = (
-            f"It is required, because several models can do this: {', '.join(able)}. Name one of them, or set "
+            f"It is required, because several models can do this: {list_of(able)}. Name one of them, or set "
             "SIGHTLINE_DEFAULT_MODEL."
         )
         raise ApiError("invalid_parameter", message, field="model")
 
     def _check_loaded(self, name: str) -> None:
-        """Check that the models are loaded, and that one is not being replaced.
-
-        Raises:
-            ApiError: `loading`.
-        """
+        """Check that the models are loaded, and that one is not being replaced."""
         if not self.is_loaded or name in self.replaced_models:
             raise ApiError("loading")
 
     def _names_text(self) -> str:
-        return f"the models are {', '.join(self.models)}" if self.models else "no model is loaded"
+        return f"the models are {list_of(self.models)}" if self.models else "no model is loaded"
 
     async def stop(self) -> None:
         """Wait for requests in progress until the shutdown timeout, then fail the rest."""

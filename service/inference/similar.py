@@ -41,18 +41,9 @@ class SimilarResult:
 async def similar(call: Call, model: ServedModel, words: Texts, *, side: Side, top_k: int) -> SimilarResult:
     """Find the nearest tokens, without the tokens of the request and special tokens.
 
-    Args:
-        call: the call.
-        model: the model.
-        words: one token, or the list of a, b and c in the analogy a : b :: c : d.
-        side: vocabulary to search.
-        top_k: number of tokens to return.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
+    `words` are one token, or the list of a, b and c in the analogy a : b :: c : d.
     """
-    call.reserve(model, 1, units=1.0)
+    await call.reserve(model, 1, units=1.0)
     tokenizer = tokenizer_of(model, side)
     ids = await call.tokenize(lambda: _read_tokens(tokenizer, words), words.texts)
     # For the cosines and their weighted sum.
@@ -70,11 +61,7 @@ async def similar(call: Call, model: ServedModel, words: Texts, *, side: Side, t
 
 
 def _read_tokens(tokenizer: TextTokenizer, words: Texts) -> list[int]:
-    """Return the token ids of words. Each word must be one token at the start of a text.
-
-    Raises:
-        ApiError: a word has several tokens.
-    """
+    """Return the token ids of words. Each word must be one token at the start of a text."""
     field, advice = "analogy" if words.is_list else "token", "; try a more frequent word or different capitalization"
     return [
         only_id(tokenizer.encode(word, add_special_tokens=False), field, words.index(index), advice)
@@ -89,14 +76,8 @@ def nearness(cosines: NDArray[np.float32], ids: Sequence[int]) -> NDArray[np.flo
     in Continuous Space Word Representations, section 4): d is the token whose unit vector is
     nearest to b - a + c. This method, 3CosAdd in Levy and Goldberg 2014 (Linguistic Regularities in
     Sparse and Explicit Word Representations), maximizes cos(d, b) - cos(d, a) + cos(d, c).
-    Therefore cosines are sufficient.
-
-    Args:
-        cosines: (N, V), cosines of the N given tokens with all tokens.
-        ids: ids of the given tokens, one or three.
-
-    Returns:
-        Similarities (V,), from -1 to 1.
+    Therefore the cosines (N, V) of the N given tokens with all tokens are sufficient. The result is
+    (V,), from -1 to 1.
     """
     weights = np.array(ANALOGY if len(ids) == len(ANALOGY) else [1], np.float32)
     sums: NDArray[np.float32] = weights @ cosines  # (V,)

@@ -26,25 +26,16 @@ async def read_sources(
     instruction: str | None = None,
     cuts_first: bool = False,
     mask_id: int | None = None,
+    partner: str | None = None,
 ) -> list[Ids]:
     """Reserve the call's share of a model's limits, then tokenize the inputs.
 
-    A translation model reads the tokens of its default languages around each input.
-
-    Args:
-        call: the call.
-        model: the model.
-        inputs: texts, or pairs of texts.
-        field: name of the field with the inputs, for errors.
-        truncate: truncate inputs that are too long.
-        instruction: task of a reranker with a template; that of the template if None.
-        cuts_first: truncate only the first text of a pair.
-        mask_id: special token that texts can contain.
-
-    Raises:
-        ApiError: `overloaded`; `invalid_parameter` if there are too many inputs; `input_too_long`,
-            unless `truncate` is true; `unsupported_parameter` if the model has no instruction.
+    A translation model reads the tokens of its default languages around each input. `instruction`
+    replaces that of a reranker's template. For other options, see `tokenize_within_limits`.
     """
+    if any(text is not None for text in inputs.second_texts or ()) and not model.manifest.reads_pairs:
+        message = f"{model.name} reads no pairs of texts, because its tokenizer has no form of them; send single texts."
+        raise ApiError("unsupported_parameter", message, field=field)
     count, template = len(inputs.texts), model.manifest.pair_template
     if instruction is not None:
         if template is None or not template.has_instruction:
@@ -52,7 +43,7 @@ async def read_sources(
             raise ApiError("unsupported_parameter", message, field="instruction")
         check_characters(len(instruction), model.manifest.limits.max_source_tokens, "instruction", None)
         template = template.model_copy(update={"instruction": instruction})
-    call.reserve(model, count, count, field)
+    await call.reserve(model, count, count, field)
     languages = choose_languages(model, None, None)
     before, after = languages.source_prefix, languages.source_suffix
     limits = [model.manifest.limits.max_source_tokens - len(before) - len(after)] * count
@@ -62,6 +53,8 @@ async def read_sources(
         "cuts_first": cuts_first,
         "pair_template": template,
         "mask_id": mask_id,
+        "way_out": ", or set {truncate} to true" if "truncate" in call.field_names and not truncate else "",
+        **({} if partner is None else {"partner": partner}),
     }
     work = partial(tokenize_within_limits, tokenizer, inputs, field, limits, deadline, **options)
     second_texts = [text for text in inputs.second_texts or () if text]
@@ -69,7 +62,9 @@ async def read_sources(
     if before or after:
         sources = [(*before, *source, *after) for source in sources]
     assert call.controller is not None and call.reservation is not None
-    call.controller.add_tokens(call.reservation, sum(map(len, sources)))
+    num_tokens = sum(map(len, sources))
+    call.controller.add_tokens(call.reservation, num_tokens)
+    await call.reserve_tokens(num_tokens)
     return sources
 
 
@@ -88,22 +83,11 @@ async def encode_sources(
     """Run the encoder over each source, and record the usage of the call.
 
     Args:
-        call: the call.
-        model: the model.
-        sources: token ids of each input, from `read_sources`.
-        convert: called with the index of an input and its result; returns an output.
-        return_labels: return the scores of labels.
+        convert: makes an output of the index of an input and its result; outputs keep the order.
         return_logits: return the logits of labels in place of their scores.
         maps: the attention maps of the response, after `MapWriter.read_offsets`.
         predicted: for each input, the positions whose logits of tokens are returned.
         return_largest: return the largest logit of each token over all positions.
-
-    Returns:
-        The outputs in the order of the inputs, the token counts, and the durations.
-
-    Raises:
-        ApiError: the response is certain to be too large, or the call fails.
-        ClientGoneError: the client closed the connection.
     """
     kinds = maps.kinds if maps else frozenset[str]()
     requests = [

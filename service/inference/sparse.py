@@ -23,17 +23,6 @@ async def embed_sparse(
     The weight of a token is the maximum of log(1 + max(0, x)) over all positions of the text, with
     the logit x of the token there (Formal et al. 2021, "SPLADE v2", equations 1 and 6). Tokens
     whose weight is 0 are left out.
-
-    Args:
-        call: the call.
-        model: a model with the task "sparse".
-        inputs: the texts.
-        truncate: truncate inputs that are too long.
-        prompt_name: name of the model's prompt that precedes each input.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
     """
     sources = await read_sources(call, model, with_prompt(model.manifest, inputs, prompt_name), truncate=truncate)
     call.response_memory.reserve(2 * FLOAT_BYTES * model.manifest.limits.vocabulary * len(sources))

@@ -70,13 +70,8 @@ def head_statistics(
 ) -> list[HeadStatistics]:
     """Return the statistics of the selected heads, sorted as they are selected.
 
-    Args:
-        maps: weights (L, H, R, C) of the selected layers and heads.
-        layers: (L,) indices of the layers.
-        heads: (H,) indices of the heads.
-        axes: the tokens of the rows and columns.
-        alignment: weights (R, C) that align words; only for cross-attention. A row of zeros is not
-            compared.
+    `maps` are the weights (L, H, R, C) of the selected layers and heads. `alignment` are weights
+    (R, C) that align words, only for cross-attention; a row of zeros is not compared.
     """
     is_cross = axes.special_columns is not None and axes.first is None
     best = aligned = np.zeros(0, np.intp)

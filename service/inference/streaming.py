@@ -1,14 +1,17 @@
 """Streamed text generation: the events of its sequences as they arrive."""
 
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
+from sightline.base.text.sentences import SplitText
 from sightline.base.text.stream import TextStream
 from sightline.service.engine.request import Generated, Token, TokenEvent
 from sightline.service.inference.call import AnyInputs, Call
 from sightline.service.inference.generate import Decoding, FinishReason, begin, output_token, usage_for, without_forced
 from sightline.service.inference.maps import TargetAttention
 from sightline.service.inference.results import CachedUsage, OutputToken, TimingsMs, Usage
+from sightline.service.inference.sentence_splitting import joined_reason, read_by_sentence
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.submission import Arrival, Submission
 from sightline.service.parameters import GenerateParameters
@@ -42,12 +45,31 @@ class StreamEnd:
 class Stream:
     """The events of a streamed generation."""
 
-    def __init__(self, decoding: Decoding, submission: Submission, arrived: list[Arrival]) -> None:
-        """Create a stream; `arrived` are the first events, already taken from the submission."""
+    def __init__(
+        self,
+        decoding: Decoding,
+        split_texts: Sequence[SplitText],
+        submission: Submission | None,
+        arrived: list[Arrival],
+    ) -> None:
+        """Create a stream of the sentences of `split_texts`.
+
+        `arrived` are the first events of the submission, which is None if all inputs are copied.
+        """
         self._call = decoding.call
         self._submission = submission
         self._arrived = arrived
-        self.sequences = [StreamedSequence(decoding, index) for index in range(len(decoding.requests))]
+        self.sequences: list[StreamedSequence] = []
+        self._places: dict[int, tuple[StreamedSequence, int]] = {}  # by request: its sequence, and the sentence there
+        first, num_samples = 0, decoding.num_samples
+        for split_text in split_texts:
+            end = first + len(split_text.sentences) * num_samples
+            for sample in range(num_samples):
+                numbers = range(first + sample, end, num_samples)
+                sequence = StreamedSequence(decoding, len(self.sequences), split_text, numbers)
+                self.sequences.append(sequence)
+                self._places |= {number: (sequence, place) for place, number in enumerate(numbers)}
+            first = end
         self.num_input_tokens = decoding.num_input_tokens
         self._model = decoding.model
 
@@ -63,14 +85,11 @@ class Stream:
         return usage_for(self._model, self.num_input_tokens, self.num_output_tokens, cached)
 
     async def __aiter__(self) -> AsyncGenerator[Iterator[tuple["StreamedSequence", StreamToken | StreamEnd]]]:
-        """Yield groups of events that arrived together, each with its updated sequence.
-
-        Raises:
-            ApiError: a sequence failed, or the call's deadline has passed.
-            ClientGoneError: the client closed the connection.
-        """
+        """Yield groups of events that arrived together, each with its updated sequence."""
         try:
+            yield ((sequence, event) for sequence in self.sequences for event in sequence.copied())
             while not all(sequence.has_ended for sequence in self.sequences):
+                assert self._submission is not None
                 arrived = self._arrived or await self._submission.next_arrivals()
                 self._arrived = []
                 yield self._take(arrived)
@@ -79,8 +98,9 @@ class Stream:
 
     def _take(self, arrived: Sequence[Arrival]) -> Iterator[tuple["StreamedSequence", StreamToken | StreamEnd]]:
         for index, event, time in arrived:
-            sequence = self.sequences[index]
-            yield sequence, sequence.take(event, time)
+            sequence, place = self._places[index]
+            for converted in sequence.take(place, event, time):
+                yield sequence, converted
 
     def _record(self) -> None:
         """Record the usage of the stream for the access log, also if the stream was interrupted."""
@@ -94,93 +114,135 @@ class Stream:
 
 
 class StreamedSequence:
-    """One sequence of a stream and its text so far."""
+    """One sequence of a stream and its text so far.
 
-    def __init__(self, decoding: Decoding, index: int) -> None:
-        request = self._request = decoding.requests[index]
+    It joins the texts of the sentences of its input. They are generated at the same time, so the
+    events of later ones wait here until the earlier ones are complete.
+    """
+
+    def __init__(self, decoding: Decoding, number: int, split_text: SplitText, numbers: Sequence[int]) -> None:
+        """Create sequence `number` of a stream; `numbers` are the requests of its sentences."""
+        self._requests = [decoding.requests[index] for index in numbers]
+        self._gaps = split_text.with_separators(decoding.languages.target).gaps
+        self._waiting: list[deque[tuple[TokenEvent | Generated, float]]] = [deque() for _ in numbers]
+        self._results: list[Generated] = []  # of complete sentences
         self._model = decoding.model
         self._decoding = decoding
         self._call = decoding.call
         self._metrics = self._call.service.metrics.for_model(self._model.name)
-        max_target_tokens = self._model.manifest.max_new_tokens_for(len(request.source_ids))
-        self._max_tokens = min(max_target_tokens - len(request.target_prefix), request.parameters.num_new_tokens)
-        self.index, self.rank = divmod(index, decoding.num_samples)
-        self.number = index
-        self.num_input_tokens = len(request.source_ids)
-        prefix = request.target_prefix[request.num_forced :]
-        self._text = TextStream(self._model.target_tokenizer, request.parameters.stop, prefix)
+        self.index, self.rank = divmod(number, decoding.num_samples)
+        self.number = number
+        self.num_input_tokens = sum(len(request.source_ids) for request in self._requests)
         self._pieces: list[str] = []
-        self._last_arrival = 0.0
         self.num_tokens = 0
         self.num_cached_tokens = 0  # known at its end
         self.has_last_token = False  # True if only the end event is missing
         self.has_ended = False
         self.end: StreamEnd | None = None
+        if numbers:
+            self._begin_sentence()
 
-    def take(self, event: TokenEvent | Generated, arrived: float) -> StreamToken | StreamEnd:
-        """Convert an event to the event that the client receives.
+    def _begin_sentence(self) -> None:
+        request = self._requests[len(self._results)]
+        max_target_tokens = self._model.manifest.max_new_tokens_for(len(request.source_ids))
+        self._max_tokens = min(max_target_tokens - len(request.target_prefix), request.parameters.num_new_tokens)
+        prefix = request.target_prefix[request.num_forced :]
+        self._text = TextStream(self._model.target_tokenizer, request.parameters.stop, prefix)
+        self._num_of_sentence = 0  # tokens
+        self._last_arrival = 0.0
 
-        Args:
-            event: event of the engine.
-            arrived: its arrival time, in seconds of `time.monotonic`.
+    def take(self, place: int, event: TokenEvent | Generated, arrived: float) -> Iterator[StreamToken | StreamEnd]:
+        """Convert an event of the sentence `place` to those that the client can receive now."""
+        self._waiting[place].append((event, arrived))
+        while not self.has_ended and (waiting := self._waiting[len(self._results)]):
+            event, arrived = waiting.popleft()
+            if isinstance(event, TokenEvent):
+                yield self._token(event.token, arrived)
+                continue
+            self._results.append(event)
+            if len(self._results) == len(self._requests):
+                yield self._end()
+            else:
+                self._begin_sentence()
+
+    def copied(self) -> Iterator[StreamToken | StreamEnd]:
+        """Return the events of an input that is copied as a whole: none of others.
+
+        An event needs a token. That of the copied text is the end token, which was not generated.
         """
-        return self._token(event.token, arrived) if isinstance(event, TokenEvent) else self._end(event)
+        if not self._requests:
+            self.has_last_token = True
+            self._pieces += self._gaps[:1]
+            token = Token(self._model.manifest.tokens.end_ids[0], 0.0, ())
+            shown = output_token(self._model.target_tokenizer, token)
+            yield StreamToken(self.index, self.rank, shown, self._gaps[0])
+            yield self._end()
 
     def _token(self, token: Token, arrived: float) -> StreamToken:
         self._observe_arrival(arrived)
         self.num_tokens += 1
+        self._num_of_sentence += 1
         piece = self._text.push(token.id)
-        self.has_last_token = (
+        is_last = (
             token.id in self._model.manifest.tokens.end_ids
             or self._text.has_stopped
-            or self.num_tokens == self._max_tokens
+            or self._num_of_sentence == self._max_tokens
         )
-        if self.has_last_token:  # no further token will release the text that is held back
+        if is_last:  # no further token will release the text that is held back
             piece += self._text.finish()
+        if self._num_of_sentence == 1:
+            piece = self._gaps[len(self._results)] + piece
+        self.has_last_token = is_last and len(self._results) == len(self._requests) - 1
+        if self.has_last_token:
+            piece += self._gaps[-1]
         self._pieces.append(piece)
         return StreamToken(self.index, self.rank, output_token(self._model.target_tokenizer, token), piece)
 
-    def _end(self, result: Generated) -> StreamEnd:
-        (target,) = result.targets
-        request, maps = self._request, self._decoding.maps
-        reason = target.finish_reason
-        assert reason != "forced"
+    def _end(self) -> StreamEnd:
+        targets = [target for result in self._results for target in result.targets]
+        reasons = [target.finish_reason for target in targets]
+        assert "forced" not in reasons
+        maps, text, parameters = self._decoding.maps, "".join(self._pieces), self._decoding.parameters
+        attention = None
+        if maps:  # then the text is not split
+            (request,), (target,) = self._requests, targets
+            attention = maps.write(self.index, request, without_forced(request, target), text)
         self.has_ended = True
-        self.num_cached_tokens = result.num_cached_tokens
-        text = "".join(self._pieces)
+        self.num_cached_tokens = sum(result.num_cached_tokens for result in self._results)
         self.end = StreamEnd(
             self.index,
             self.rank,
-            reason,
-            target.score,
+            joined_reason(reasons),
+            sum(target.score for target in targets),
             text,
             usage_for(self._model, self.num_input_tokens, self.num_tokens, self.num_cached_tokens),
-            self._call.timings([result.timings]),
-            request.seed if request.parameters.do_sample else None,
-            maps.write(self.index, request, without_forced(request, target), text) if maps else None,
+            self._call.timings([result.timings for result in self._results]),
+            self._requests[0].seed if self._requests and parameters.do_sample else parameters.seed,
+            attention,
         )
         return self.end
 
     def _observe_arrival(self, arrived: float) -> None:
-        if self.num_tokens:
-            self._metrics.between_tokens.observe(arrived - self._last_arrival)
-        else:
+        if self._num_of_sentence:
+            self._metrics.observe("inter_token_latency_seconds", arrived - self._last_arrival)
+        elif not self.num_tokens:
             seconds = arrived - self._call.started
-            self._metrics.first_token.observe(seconds)
+            self._metrics.observe("time_to_first_token_seconds", seconds)
             self._call.details.setdefault("ttft_ms", round(1000 * seconds, 3))
         self._last_arrival = arrived
 
 
-async def stream(call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters) -> Stream:
+async def stream(
+    call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters, *, is_whole: bool = False
+) -> Stream:
     """Start a streamed generation and wait for its first event.
 
-    A failure before the first token is raised here, so that it gets its own HTTP status.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails before its first token.
-        ClientGoneError: the client closed the connection.
+    A failure before the first token is raised here, so that it gets its own HTTP status. For
+    `is_whole`, see `generate_texts`.
     """
     decoding = begin(call, model, inputs, parameters, stream=True)
-    await decoding.read(inputs, stream=True)
+    split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole, stream=True)
+    if not decoding.requests:
+        return Stream(decoding, split_texts, None, [])
     submission = call.submit(model, decoding.requests)
-    return Stream(decoding, submission, await submission.next_arrivals())
+    return Stream(decoding, split_texts, submission, await submission.next_arrivals())

@@ -48,15 +48,7 @@ class Submission:
     def __init__(
         self, worker: Worker, model: str, requests: Sequence[Request], reservation: Reservation, deadline: float
     ) -> None:
-        """Submit the requests.
-
-        Args:
-            worker: runs the engine.
-            model: name of the model.
-            requests: one or more requests for its engine.
-            reservation: reservation of the call.
-            deadline: deadline of the call, on the clock `time.monotonic`.
-        """
+        """Submit one or more requests; the deadline is on the clock `time.monotonic`."""
         self._worker = worker
         self._model = model
         self._reservation = reservation
@@ -84,16 +76,8 @@ class Submission:
     async def gather(self, convert: Callable[[int, Any], T]) -> tuple[list[T], list[Timings]]:
         """Convert each result as soon as it arrives, while others still run, and close.
 
-        Args:
-            convert: called with the index of a request and its result; returns an output.
-
-        Returns:
-            The outputs and the durations, both in the order of the requests.
-
-        Raises:
-            ApiError: a request failed, or the call's deadline has passed. The first failure is
-                raised immediately.
-            ClientGoneError: the client closed the connection.
+        `convert` makes an output of the index of a request and its result. Outputs and durations
+        are in the order of the requests. The first failure is raised immediately.
         """
         outputs: dict[int, tuple[T, Timings]] = {}
         try:
@@ -108,12 +92,7 @@ class Submission:
         return [output for output, _ in ordered], [times for _, times in ordered]
 
     async def next_arrivals(self) -> list[Arrival]:
-        """Wait for events and return at least one.
-
-        Raises:
-            ApiError: a request failed, or the call's deadline has passed.
-            ClientGoneError: the client closed the connection.
-        """
+        """Wait for events and return at least one, or raise the failure of the call."""
         while not self._arrived:
             if self._failure is not None:
                 raise self._failure

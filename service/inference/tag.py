@@ -77,20 +77,7 @@ async def tag(
     ignore_labels: Sequence[str] = OUTSIDE,
     truncate: bool = False,
 ) -> TagResult:
-    """Return the entities of each input.
-
-    Args:
-        call: the call.
-        model: the model.
-        inputs: the texts.
-        aggregation: see `merge_tokens`.
-        ignore_labels: labels of entities that are left out.
-        truncate: truncate inputs that are too long.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
-    """
+    """Return the entities of each input without `ignore_labels`; see `merge_tokens`."""
     tokenizer, texts = model.source_tokenizer, inputs.texts
     sources = await read_sources(call, model, inputs, truncate=truncate)
     num_tokens = sum(map(len, sources))
@@ -124,13 +111,7 @@ def spans_of(tokenizer: TextTokenizer, text: str, ids: Ids) -> list[TokenSpan]:
 def label_tokens(
     spans: Sequence[TokenSpan], logprobs: NDArray[np.float32], labels: Sequence[str]
 ) -> list[LabeledToken]:
-    """Return the tokens with their most probable labels, without special tokens.
-
-    Args:
-        spans: character range of each token.
-        logprobs: log-probabilities of the labels, (S, C).
-        labels: names of the labels.
-    """
+    """Return the most probable label of each token by `logprobs` (S, C), without special tokens."""
     scores = apply_function(logprobs, "softmax")
     tokens = []
     for index, (span, row) in enumerate(zip(spans, scores, strict=True)):

@@ -51,19 +51,15 @@ class DetokenizeResult:
 async def tokenize(
     call: Call, model: ServedModel, inputs: Texts, *, side: Side = "source", add_special_tokens: bool = True
 ) -> TokenizeResult:
-    """Split each input into tokens.
-
-    Raises:
-        ApiError: the request is invalid or is rejected.
-    """
     texts = inputs.texts
-    call.reserve(model, len(texts))
+    await call.reserve(model, len(texts))
     tokenizer = tokenizer_of(model, side)
     num_bytes = sum(len(text.encode()) for text in texts)
     if num_bytes > MAX_TEXT_BYTES:
         message = f"The inputs have {num_bytes} bytes of text; a call tokenizes at most {MAX_TEXT_BYTES}."
         raise ApiError("response_too_large", message)
     call.response_memory.reserve(num_bytes * BYTES_PER_SPAN)
+    await call.reserve_tokens(num_bytes)
 
     def run() -> list[list[InputToken]]:
         return [_tokens_of(tokenizer, text, add_special_tokens) for text in texts]
@@ -87,20 +83,8 @@ async def detokenize(
     skip_special_tokens: bool,
     is_list: bool = True,
 ) -> DetokenizeResult:
-    """Convert lists of token ids to texts.
-
-    Args:
-        call: the call.
-        model: the model.
-        ids: the lists of ids.
-        side: tokenizer to use.
-        skip_special_tokens: leave special tokens out of the texts.
-        is_list: False if the request has one flat list of ids, for errors.
-
-    Raises:
-        ApiError: the request is invalid or is rejected.
-    """
-    call.reserve(model, len(ids), field="ids")
+    """Convert lists of token ids to texts; `is_list` is False for one flat list, for errors."""
+    await call.reserve(model, len(ids), field="ids")
     tokenizer = tokenizer_of(model, side)
     if not ids:
         raise ApiError("empty_input", "It is an empty list.", field="ids")
@@ -130,11 +114,7 @@ def _check_ids(ids: Sequence[int], limit: int, field: str) -> None:
 
 
 def only_id(ids: Sequence[int], field: str, index: int | None, advice: str = "") -> int:
-    """Return the id of a word that must be a single token.
-
-    Raises:
-        ApiError: `invalid_parameter`; `advice` is the end of the message.
-    """
+    """Return the id of a word that must be a single token; `advice` ends the error's message."""
     if len(ids) != 1:
         message = f"It is {len(ids)} tokens of this model, and must be one. POST /v1/tokenize shows the tokens{advice}."
         raise ApiError("invalid_parameter", message, field=field, index=index)

@@ -35,19 +35,8 @@ async def classify_zero_shot(
 ) -> ClassifyResult:
     """Return the score of each label for each input.
 
-    Args:
-        call: the call.
-        model: a classifier.
-        inputs: texts.
-        labels: the labels.
-        template: text of the hypothesis, in which {} stands for a label.
-        multi_label: give each label a probability of its own, instead of scores that sum to 1.
-        truncate: truncate inputs that are too long; hypotheses are never truncated.
-
-    Raises:
-        ApiError: the model is none for natural language inference; the request is invalid, is
-            rejected, or fails.
-        ClientGoneError: the client closed the connection.
+    In `template`, the text of the hypothesis, {} stands for a label. With `multi_label`, each label
+    has a probability of its own, instead of scores that sum to 1. Hypotheses are never truncated.
     """
     manifest, count = model.manifest, len(labels)
     entailment = manifest.entailment
@@ -75,7 +64,7 @@ async def classify_zero_shot(
         tuple(index for index in range(len(inputs)) for _ in labels),
         hypotheses * len(inputs),
     )
-    sources = await read_sources(call, model, pairs, truncate=truncate, cuts_first=True)
+    sources = await read_sources(call, model, pairs, truncate=truncate, cuts_first=True, partner="the hypothesis")
 
     def convert(index: int, result: Encoded) -> NDArray[np.float32]:
         assert result.label_scores is not None
@@ -101,12 +90,9 @@ async def classify_zero_shot(
 def scores_of_labels(logits: NDArray[np.float32], entailment: int, multi_label: bool) -> NDArray[np.float64]:
     """Return the scores (N,) of labels from the logits (N, C) of their hypotheses.
 
-    Args:
-        logits: output of the model.
-        entailment: column of entailment. Contradiction is the first column, or the last one if
-            entailment is the first.
-        multi_label: compare entailment with contradiction for each label. A single label is always
-            scored in this way.
+    `entailment` is its column. Contradiction is the first column, or the last one if entailment is
+    the first. With `multi_label`, and always for a single label, entailment is compared with
+    contradiction for each label.
     """
     if multi_label or len(logits) == 1:
         contradiction = -1 if entailment == 0 else 0

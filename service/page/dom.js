@@ -43,3 +43,10 @@ export function button(text, onClick, properties = {}) {
   made.addEventListener("click", onClick);
   return made;
 }
+
+const MARKS = { " ": "␣", "\n": "\\n", "\t": "\\t", "\r": "\\r" };
+const VISIBLE = /[^\s\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]/;
+
+/** Return a token, with marks for its characters if all of them are invisible. */
+export const visible = text => VISIBLE.test(text) ? text
+  : text.replace(/./gsu, one => MARKS[one] ?? `\\u${one.codePointAt(0).toString(16).padStart(4, "0")}`);

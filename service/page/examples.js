@@ -12,7 +12,7 @@ export const EXAMPLES = {
     ja: ["二人の女の子が浜辺で小さな茶色の犬と遊んでいます。"],
   },
   complete: ["The quick brown fox jumps over", "The capital of France is"],
-  chat: ["Hello! How are you today?", "What can you do with attention?"],
+  chat: ["Always finish with sunshine. How are you?", "Tell me a joke.", "What is the opposite of big?"],
   classify: ["a stirring , funny and finally transporting film .", "one long string of cliches , told without any charm ."],
   tag: ["Ada Lovelace was born in London and wrote to Charles Babbage."],
   encode: ["A dog runs on the beach.\nA puppy is running by the sea.\nThe bank raised its rates."],

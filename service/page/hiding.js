@@ -1,7 +1,7 @@
 /** Hide source tokens from the decoder, and see how the output and its probabilities change. */
 
 import { request } from "./api.js";
-import { element } from "./dom.js";
+import { element, visible } from "./dom.js";
 
 const SAME_VECTOR = 0.9; // cosine above which two source tokens carry nearly the same vector
 const SMALL_CHANGE = 0.05; // of a log-probability
@@ -29,7 +29,7 @@ export class Hiding {
     try {
       const { model, inputs } = this._identity;
       const { outputs: [tokens] } = await request("/v1/tokenize", { model, inputs });
-      this._names = tokens.map(({ text }) => text.trim() || text);
+      this._names = tokens.map(({ text }) => visible(text).trim());
       this._tokens.replaceChildren(...tokens.map((token, index) => this._button(token, index)));
       if (this._side.hidden.length) await this._compare();
     } catch (error) {
@@ -38,7 +38,7 @@ export class Hiding {
   }
 
   _button(token, index) {
-    const made = element("button", { type: "button", className: "token-chip toggle", textContent: token.text });
+    const made = element("button", { type: "button", className: "token-chip toggle", textContent: visible(token.text) });
     made.ariaPressed = String(this._side.hidden.includes(index));
     made.setAttribute("aria-label", `Hide ${this._names[index]}`);
     made.addEventListener("click", () => {
@@ -82,7 +82,7 @@ export class Hiding {
     const { tokens } = before;
     const table = element("table", { className: "changes" });
     table.createCaption().textContent = "Probability of each token of the output before and after";
-    const lines = [["Token", ...tokens.map(token => token.text.trim() || token.text)], ["Before", ...tokens.map(percentOf)], ["After", ...after.tokens.map(percentOf)]];
+    const lines = [["Token", ...tokens.map(token => visible(token.text).trim())], ["Before", ...tokens.map(percentOf)], ["After", ...after.tokens.map(percentOf)]];
     lines.forEach(([head, ...values], row) => {
       const line = table.insertRow();
       line.append(element("th", { scope: "row", textContent: head }));

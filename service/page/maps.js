@@ -1,6 +1,7 @@
 /** Attention maps of one input: fetched layer by layer, and combined into the matrix that is shown. */
 
 import { request } from "./api.js";
+import { visible } from "./dom.js";
 
 const VALUES_PER_REQUEST = 250_000; // attention weights in one response: about 1 MB
 
@@ -9,7 +10,7 @@ const SPECIAL = /^(<[^<>\s]+>|\[\w+\]|__\w+__|[a-z]{3}_[A-Z][a-z]{3})$/;
 
 /** A token (or a word) that labels a row or a column. Special tokens are not part of a text. */
 const label = (text, offsets) => ({
-  text: text.trim() || text,
+  text: visible(text).trim(),
   isSpecial: offsets === null && SPECIAL.test(text.trim()),
   offsets,
 });
@@ -197,7 +198,7 @@ export function labelsOf(map, output) {
   const read = output.decoder_input_tokens;
   const columns = read.map((token, index) => {
     const fromTarget = index - (read.length - (target.length - 1));
-    if (fromTarget >= 0 && target[fromTarget]?.text === (token.trim() || token)) return target[fromTarget];
+    if (fromTarget >= 0 && target[fromTarget]?.text === visible(token).trim()) return target[fromTarget];
     const isOfPrompt = output.source_tokens[index] === token;
     return isOfPrompt ? source[index] : label(token, null);
   });

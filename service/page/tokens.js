@@ -1,5 +1,7 @@
 /** The tokens of an output, with their probabilities, and the alternatives on hover or focus. */
 
+import { visible } from "./dom.js";
+
 /**
  * Return the tokens of a text as buttons, shaded by their probability.
  *
@@ -15,7 +17,7 @@ export function tokenList(tokens, text, onHover) {
     const button = document.createElement("button");
     button.type = "button";
     button.className = "token-chip";
-    button.textContent = token.text;
+    button.textContent = visible(token.text);
     button.style.setProperty("--doubt", String(Math.round(100 * (1 - probability))));
     button.setAttribute("aria-label", `${token.text.trim() || "space"}: probability ${percent(probability)}`);
     for (const type of ["pointerenter", "focus"])
@@ -59,7 +61,7 @@ function showAlternatives(button, token) {
   for (const one of token.alternatives ?? []) {
     const line = table.insertRow();
     line.classList.toggle("current", one.id === token.id);
-    line.insertCell().textContent = one.text;
+    line.insertCell().textContent = visible(one.text);
     const bar = line.insertCell();
     const meter = Object.assign(document.createElement("meter"), { max: 1, value: Math.exp(one.logprob) });
     meter.ariaLabel = one.text;

@@ -66,13 +66,8 @@ class StateGroup(ABC):
         positions: Sequence[slice],
         source_tokens: int | None = None,
     ) -> None:
-        """Copy rows to other rows.
-
-        Args:
-            sources: rows to copy from.
-            targets: rows to overwrite.
-            positions: for each pair, positions of the target axis; at least these are copied.
-            source_tokens: number of positions of the source axis to copy; None copies all.
+        """Copy rows: of each pair, at least `positions` of the target axis, and `source_tokens` of
+        the source axis, or all if None.
         """
 
     def swap(self, first: int, second: int, sizes: Mapping[str, int]) -> None:
@@ -120,11 +115,6 @@ class StepBinding:
         """Bind the graph.
 
         Args:
-            session: session of the decoder graph.
-            first: index of the first row.
-            count: number of rows.
-            outputs: names of the outputs.
-            groups: groups of decoder states.
             fixed: preallocated arrays by output; each run allocates the other outputs.
             device: provider whose memory holds the inputs.
             num_tokens: number of tokens of each row; None for a graph that reads one token of each
@@ -177,16 +167,9 @@ class SessionRunner(ABC):
     """Runs one bundle with ONNX Runtime. `Runner` describes the methods."""
 
     def __init__(self, folder: Path, manifest: Manifest, provider: Provider, num_threads: int, max_rows: int) -> None:
-        """Load the graphs. Their files must have been checked with
-        `sightline.base.bundle.check_files`.
+        """Load the graphs, whose files `sightline.base.bundle.check_files` must have checked.
 
-        Args:
-            folder: folder of the bundle.
-            manifest: manifest of the bundle.
-            provider: execution provider.
-            num_threads: number of threads of a run on the CPU; with 0, ONNX Runtime uses all cores
-                of the host.
-            max_rows: number of rows of decoder state.
+        A run on the CPU uses `num_threads`; with 0, ONNX Runtime uses all cores of the host.
         """
         self.manifest = manifest
         self.max_rows = max_rows
@@ -220,12 +203,7 @@ class SessionRunner(ABC):
         self._only_requested.only_execute_path_to_fetches = True
 
     def choose_threads(self, folder: Path, plan: ThreadPlan) -> None:
-        """Set the number of threads of encoder and decoder; results do not change.
-
-        Args:
-            folder: folder of the bundle.
-            plan: numbers of threads that are known, and the maximum of those that are measured.
-        """
+        """Set the number of threads of encoder and decoder; results do not change."""
         manifest = self.manifest
         self._activity = plan.activity
         self._bindings.clear()  # they keep their session
@@ -418,11 +396,7 @@ class SessionRunner(ABC):
             options.terminate = True
 
     def warm_up(self, max_batch_tokens: int) -> None:
-        """Run each graph with its smallest shapes and with large shapes.
-
-        Args:
-            max_batch_tokens: maximum number of padded tokens in an encoder batch.
-        """
+        """Run each graph with its smallest shapes and with large shapes."""
         longest, encoded = self.manifest.limits.max_source_tokens, dict[str, Array]()
         if self._encoder is not None:
             for batch, length in ((max(1, max_batch_tokens // longest), longest), (1, 1)):

@@ -32,14 +32,7 @@ class _ArrayGroup(StateGroup):
     """States in one NumPy array of shape (states, max_rows, ...)."""
 
     def __init__(self, states: Sequence[State], max_rows: int, sizes: Mapping[str, int], num_blocks: int) -> None:
-        """Map the arrays.
-
-        Args:
-            states: the states.
-            max_rows: number of rows.
-            sizes: maximum sizes of the source and target axes.
-            num_blocks: number of blocks of prefixes.
-        """
+        """Map the arrays; `sizes` are the maximum sizes of the source and target axes."""
         super().__init__(states)
         shape = (len(states), max_rows, *self.row_shape(sizes))
         read = written = PagedArray(shape, states[0].dtype)
@@ -124,10 +117,7 @@ class OnnxRunner(SessionRunner):
         max_rows: int = 32,
         prefix_cache_bytes: int = 0,
     ) -> None:
-        """Load the graphs and map the states, see `SessionRunner`.
-
-        `prefix_cache_bytes` is the maximum memory of the blocks of prefixes.
-        """
+        """Load the graphs, map the states and, up to `prefix_cache_bytes`, blocks of prefixes."""
         super().__init__(folder, manifest, "cpu", num_threads, max_rows)
         if manifest.has_prefix_states:
             self.num_prefix_blocks = prefix_cache_bytes // prefix_block_bytes(manifest)

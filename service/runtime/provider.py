@@ -24,9 +24,7 @@ _REGISTRATION = threading.Lock()  # bundles are loaded in several threads, but s
 def choose_provider(requested: Literal["auto", "cpu", "cuda"]) -> Provider:
     """Return the provider to use; "auto" selects CUDA if it works, else the CPU.
 
-    Raises:
-        RuntimeUnavailableError: "cuda" is requested, but the installed onnxruntime has no CUDA
-            provider or cannot use it.
+    Raises `RuntimeUnavailableError` if "cuda" is requested, but cannot be used.
     """
     if requested == "cpu":
         return "cpu"
@@ -44,13 +42,10 @@ def choose_provider(requested: Literal["auto", "cpu", "cuda"]) -> Provider:
 
 
 def _check_cuda() -> None:
-    """Check that CUDA works.
+    """Raise `RuntimeError` if there is no device or driver, or a library is missing.
 
     ONNX Runtime lists the CUDA provider even if CUDA does not work; a session would then print a
     warning and run on the CPU.
-
-    Raises:
-        RuntimeError: there is no device or driver, or a library is missing.
     """
     onnxruntime.set_default_logger_severity(_ERROR)  # hides warnings while operators are loaded
     with redirect_stdout(StringIO()):  # missing libraries are printed
@@ -68,10 +63,9 @@ def _reason(error: RuntimeError) -> str:
 def session_options(num_threads: int, *, prepack: bool = True) -> Any:
     """Return session options for graphs with dynamic shapes.
 
-    Args:
-        num_threads: number of threads of a run; with 0, ONNX Runtime chooses it.
-        prepack: copy the weights of products in the order in which kernels read them. Otherwise
-            they stay mapped from their file, and results may depend on the batch.
+    If `num_threads` is 0, ONNX Runtime chooses it. `prepack` copies the weights of products in the
+    order in which kernels read them. Otherwise they stay mapped from their file, and results may
+    depend on the batch.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
@@ -106,7 +100,6 @@ def _register_shared_arena() -> None:
 
 
 def load_session(folder: Path, graph: Graph, options: Any, provider: Provider) -> Any:
-    """Load one graph of a bundle."""
     with _REGISTRATION:
         _register_shared_arena()
     path, providers = os.fspath(folder / graph.file), _PROVIDERS[provider]

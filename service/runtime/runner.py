@@ -52,37 +52,23 @@ class Runner(Protocol):
         ...
 
     def run_encoder(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
-        """Run the encoder.
+        """Run the encoder on ids (B, S), padded on the right, and lengths (B,).
 
-        Args:
-            source_ids: (B, S), padded on the right.
-            source_lengths: (B,).
-            outputs: names from the outputs of the encoder graph.
-
-        Returns:
-            The outputs by name, maybe with one more position of padding. The caller may keep them.
+        The outputs may have one more position of padding. The caller may keep them.
         """
         ...
 
     def compare(self, token_ids: Int64) -> Array:
-        """Return the cosine similarities of token embeddings. The bundle needs the graph `similar`.
+        """Return the cosine (N, V) of the embedding of each token (N,) with that of every token.
 
-        Args:
-            token_ids: (N,).
-
-        Returns:
-            (N, V), cosine of each given token with every token of the vocabulary.
+        The bundle needs the graph `similar`.
         """
         ...
 
     def predict(self, hidden: Array) -> Array:
-        """Return the logits of all tokens at some positions. The bundle needs the graph `predict`.
+        """Return the logits (N, V) of all tokens at positions with float32 `hidden` (N, M).
 
-        Args:
-            hidden: (N, M), float32 hidden states of the positions.
-
-        Returns:
-            (N, V). A row does not depend on the others.
+        A row does not depend on the others. The bundle needs the graph `predict`.
         """
         ...
 
@@ -96,32 +82,23 @@ class Runner(Protocol):
         """Initialize the states of consecutive rows from encoder outputs, or with zeros.
 
         Args:
-            first: index of the first row.
             encoded: result of `run_encoder`; empty for a decoder-only model.
             examples: for each row, the index of its sequence in the encoder's batch.
-            visible: indices of the source tokens that the states keep, in ascending order, by the
-                index of a sequence in the encoder's batch. The source of these rows is as long as
-                this list in later calls. Other sequences keep all tokens.
+            visible: ascending indices of the source tokens that the states keep, by the index of a
+                sequence in the encoder's batch. The source of these rows is as long as this list in
+                later calls. Other sequences keep all tokens.
         """
         ...
 
     def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
-        """Process several tokens in one row of a decoder-only model and update its states in place.
+        """Process tokens (S,) in a row of a decoder-only model and update its states in place.
 
-        A call that raises can be repeated with the same arguments and the same results.
+        The row has processed `length` tokens before. A call that raises can be repeated with the
+        same arguments and the same results. `outputs` names outputs of the decoder graph, without
+        states. The results have no batch axis: `hidden` (S, M), attention maps (H, L, S, columns),
+        scores of the last token (V,) or (K,). The caller may keep them.
 
-        Args:
-            row: index of the row.
-            token_ids: (S,), the next tokens of the row.
-            length: number of tokens that the row has processed before.
-            outputs: names from the outputs of the decoder graph, without states.
-
-        Returns:
-            The outputs by name, without the batch axis: `hidden` (S, M), attention maps (H, L, S,
-            columns), scores of the last token (V,) or (K,). The caller may keep them.
-
-        Raises:
-            FloatingPointError: a new value of a state is NaN or infinite.
+        Raises `FloatingPointError` if a new value of a state is NaN or infinite.
         """
         ...
 
@@ -134,36 +111,19 @@ class Runner(Protocol):
         ...
 
     def swap(self, first: int, second: int, target_tokens: int) -> None:
-        """Exchange the states of two rows of a decoder-only model.
-
-        Args:
-            first: one of the rows.
-            second: the other row.
-            target_tokens: maximum number of tokens that the two rows have processed.
-        """
+        """Exchange the states of two rows of a decoder-only model, up to `target_tokens` tokens."""
         ...
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
-        """Copy all states of row `source` to row `target`.
-
-        Args:
-            source: row to copy from.
-            target: row to overwrite.
-            target_tokens: number of target tokens that the source row has processed.
-            source_tokens: length of its source.
-        """
+        """Copy all states of row `source`, which has processed `target_tokens`, to row `target`."""
         ...
 
     def fork(self, sources: Sequence[int], targets: Sequence[int], positions: Sequence[slice]) -> None:
         """Copy the states that steps change from rows `sources` to rows `targets`.
 
-        Rows of a pair must have the same source, and no row may be both a source and a target.
-
-        Args:
-            sources: rows to copy from.
-            targets: rows to overwrite.
-            positions: for each pair, the positions of the target axis to copy. At earlier
-                positions the two rows must be equal, later ones are not in use.
+        Rows of a pair must have the same source, and no row may be both a source and a target. Of
+        each pair, `positions` of the target axis are copied. At earlier positions the two rows must
+        be equal, later ones are not in use.
         """
         ...
 
@@ -175,16 +135,10 @@ class Runner(Protocol):
         If a step raises, it can be repeated for all or some of its rows with the same arguments and
         the same results: it has only changed positions that the repeated step writes again.
 
-        Args:
-            token_ids: (B,), input token of each row.
-            lengths: (B,), number of target tokens that each row has processed before.
-            source_lengths: (B,).
-            outputs: names from the outputs of the decoder graph, without states.
-            first: index of the first row.
-
-        Returns:
-            The outputs by name, each with the batch as its first axis; attention maps are (B, H, L,
-            columns). The caller may keep attention maps; others are valid until the next call.
+        The arrays are (B,); `lengths` are the numbers of target tokens processed before. `outputs`
+        names outputs of the decoder graph, without states. The first axis of each is the batch;
+        attention maps are (B, H, L, columns). The caller may keep attention maps; others are valid
+        until the next call.
         """
         ...
 

@@ -52,10 +52,7 @@ def row_bytes(manifest: Manifest) -> int:
 
 
 def prefix_block_bytes(manifest: Manifest) -> int:
-    """Return the memory of one block of the prefix cache in bytes: the states of `PREFILL_TOKENS`.
-
-    The model may have no prefix cache; then the result is 0.
-    """
+    """Return the bytes of a block of `PREFILL_TOKENS` in the prefix cache; 0 if there is none."""
     if not manifest.has_prefix_states:
         return 0
     return _state_bytes(manifest, {"target": PREFILL_TOKENS})
@@ -69,14 +66,17 @@ def _state_bytes(manifest: Manifest, sizes: Mapping[str, int]) -> int:
 def rows_within(num_bytes: int, sizes: Iterable[int], provider: "Provider") -> int:
     """Return the number of rows of each model with which all models fit into `num_bytes`.
 
-    The result is at least `MAX_BEAMS`, even if these rows do not fit.
-
-    Args:
-        num_bytes: memory for the rows of all models.
-        sizes: size of one row of each model in bytes.
-        provider: provider that runs the models.
+    `sizes` are the bytes of one row of each model. The result is at least `MAX_BEAMS`, even if
+    these rows do not fit; see `fitted_rows`.
     """
     return max(MAX_BEAMS, min(MAX_AUTO_ROWS[provider], num_bytes // max(1, sum(sizes))))
+
+
+def fitted_rows(most: int, num_bytes: int, manifest: Manifest) -> int:
+    """Return the number of rows of a model: at most `most`, and at least one, as many as fit into
+    `num_bytes` if no other model has a row.
+    """
+    return max(1, min(most, num_bytes // max(1, row_bytes(manifest))))
 
 
 class PagedArray:

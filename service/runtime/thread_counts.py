@@ -102,12 +102,7 @@ class ThreadPlan:
 def threads_alone(num_bytes: int, cores: int) -> int:
     """Return the number of threads of a model's graphs while the other workers are idle.
 
-    Args:
-        num_bytes: memory of the model.
-        cores: number of cores.
-
-    Returns:
-        A power of two; 1 if the model is too small or too large for more threads.
+    It is a power of two; 1 if a model of `num_bytes` is too small or too large for more threads.
     """
     most = min(cores, num_bytes // BYTES_OF_THREAD) if num_bytes <= MAX_BYTES_ALONE else 1
     return 1 << max(0, most.bit_length() - 1)
@@ -120,20 +115,11 @@ def tune_threads(
     max_threads: int,
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Double the number of threads of a graph as long as it speeds up runs enough.
+    """Double the number of threads of a graph as long as it speeds up runs enough, and return it.
 
     Other work on the machine slows down several threads more than one. Therefore the measurement is
-    repeated before it decides against more threads, and the fastest one counts.
-
-    Args:
-        name: name of the graph in the log.
-        load: replaces the session, which has one thread at first, by one with a given number.
-        seconds_of_run: returns the duration of a run in the current session.
-        max_threads: maximum number of threads.
-        pause: waits for a number of seconds.
-
-    Returns:
-        The number of threads of the session that was loaded last.
+    repeated before it decides against more threads, and the fastest one counts. `load` replaces the
+    session, which has one thread at first, by one with a given number.
     """
     threads, seconds = 1, seconds_of_run() if max_threads > 1 else 0.0
     while 2 * threads <= max_threads and seconds >= MIN_SECONDS:

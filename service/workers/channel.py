@@ -19,6 +19,7 @@ from sightline.service.api_errors import ApiError
 
 Handler = Callable[..., Awaitable[Any]]  # takes and returns values of JSON
 _LENGTH = struct.Struct("!I")
+ALIVE_S = 1.0  # a worker gives two signs of life in this time
 logger = logging.getLogger(__name__)
 
 
@@ -43,11 +44,9 @@ class Channel:
         return cls(*await asyncio.open_unix_connection(sock=sock))
 
     async def run(self, handlers: Mapping[str, Handler]) -> None:
-        """Answer the calls of the other side until it closes the channel.
+        """Answer the calls of the other side, by names of `handlers`, until it closes the channel.
 
-        Args:
-            handlers: functions by the names under which the other side calls them. An `ApiError`
-                that they raise is raised on the other side.
+        An `ApiError` that a handler raises is raised on the other side.
         """
         self._handlers = handlers
         try:
@@ -70,9 +69,7 @@ class Channel:
     async def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of the other side, and return its result.
 
-        Raises:
-            ApiError: the function has raised it.
-            ChannelClosedError: the other side has ended.
+        Raises the function's `ApiError`, or `ChannelClosedError` if the other side has ended.
         """
         if self._writer.is_closing():
             raise ChannelClosedError

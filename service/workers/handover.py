@@ -31,8 +31,7 @@ def connected_pair() -> tuple[socket.socket, socket.socket]:
 def send_connection(sock: socket.socket, connection: socket.socket, number: int, elsewhere: tuple[int, int]) -> bool:
     """Send a connection to a worker; return False if the worker has not read the last ones.
 
-    Raises:
-        OSError: the worker has ended.
+    Raises `OSError` if the worker has ended.
     """
     try:
         socket.send_fds(sock, [_CONNECTION.pack(number, *elsewhere)], [connection.fileno()])

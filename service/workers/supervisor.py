@@ -26,12 +26,21 @@ from sightline.service.api_errors import ApiError
 from sightline.service.discovery import find_bundles
 from sightline.service.http.connections import network_of
 from sightline.service.keys import Quota
-from sightline.service.metrics import FAILED_WORKERS, PREFIX, SHARED_SETTINGS, Texts, merge, texts_of, without_gauges
+from sightline.service.metrics import (
+    FAILED_WORKERS,
+    PREFIX,
+    SHARED_SETTINGS,
+    Texts,
+    merge,
+    texts_of,
+    used_models,
+    without_gauges,
+)
 from sightline.service.quotas import Grant, QuotaStore
 from sightline.service.runtime.thread_counts import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
-from sightline.service.server import RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening
+from sightline.service.server import RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening, log_page
 from sightline.service.settings import Settings
-from sightline.service.workers.channel import Channel, ChannelClosedError
+from sightline.service.workers.channel import ALIVE_S, Channel, ChannelClosedError
 from sightline.service.workers.handover import connected_pair, ended_connections, send_connection
 from sightline.service.workers.worker_process import run_worker
 
@@ -43,6 +52,12 @@ NO_DESCRIPTOR_S = 0.5  # pause of the listener if the process has no descriptor 
 REAP_S = 0.005
 END_S = 2.0  # time in which a worker must end after it has closed its channel
 MAX_FAILED_STARTS = 3
+# Intervals of `ALIVE_S` without a sign of life. Intervals are counted and not seconds, so that a
+# pause of the whole machine ends no worker.
+SUSPECT = 3  # the worker gets no new connection, and nothing waits for it
+MAX_SILENT = 6  # it is ended
+MAX_SILENT_AT_START = 60  # while imports and loads may hold Python's global lock
+METRICS_S = 2.0  # time in which a worker must report its metrics; otherwise its last ones count
 FINAL_CODES = (EXIT_USAGE, EXIT_CANNOT_SERVE)  # exit codes of a worker that no restart can change
 MIN_SHARE = {"max_waiting_sequences": 32, "max_waiting_tokens": 4096, "max_rows": 8}
 logger = logging.getLogger(__name__)
@@ -100,6 +115,8 @@ class WorkerProcess:
     channel: Channel
     handover: socket.socket
     state: Literal["starting", "ready", "retiring"] = "starting"
+    has_loaded: bool = False  # its models, although others may have some that it must load
+    num_silent: int = 0  # intervals without a sign of life
     networks: dict[int, str] = field(default_factory=dict)  # client's network by number of the connection
     num_of_network: Counter[str] = field(default_factory=Counter)
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -138,10 +155,14 @@ class Supervisor:
         self._next_connection = 0
         self._networks: Counter[str] = Counter()  # connections of all workers, by the client's network
         self._served: dict[str, Any] | None = None  # digest and state of the models, by name
+        self._former: dict[str, Any] = {}  # the same before the workers are replaced
+        self._failed: set[str] = set()  # folders of the bundles that are not served, because they are damaged
         self._changes = asyncio.Lock()  # held while the models of the workers change
         self._replacing = asyncio.Lock()  # held while the workers are replaced
         self._have_all_been_ready = False
         self._ended_metrics: Texts = []  # counters of the workers that have ended
+        self._used_models: set[str] = set()  # at the last scrape
+        self._has_lost_file = False  # a worker has ended because a file that it maps was changed in place
         self._has_terminal = has_terminal()
         self._is_draining = False
         self._drain_code = 0  # largest exit code of the workers that have ended while draining
@@ -162,6 +183,7 @@ class Supervisor:
         log_listening(self._settings.host, self._listeners[0].getsockname()[1])
         if not self._is_measuring:
             self._log_workers(self._settings.threads or 1)
+        self._spawn(self._end_silent_workers())
         for slot in range(1 if self._is_measuring else self._num_workers):
             await self._start(slot)
         return await self._exit_code
@@ -190,22 +212,27 @@ class Supervisor:
         loop.add_reader(worker.handover.fileno(), self._forget_ended, worker)
         self._update_listening()
 
+        async def alive() -> None:
+            worker.num_silent = 0
+
         async def keep_metrics(texts: Texts) -> None:
             worker.metrics = texts
 
-        async def ready(models: dict[str, Any], threads: dict[str, dict[str, int]]) -> None:
-            await self._on_ready(worker, models)
+        async def ready(models: dict[str, Any], threads: dict[str, dict[str, int]], failed: list[str]) -> None:
+            worker.has_loaded = True
+            await self._on_ready(worker, models, set(failed))
             if self._is_measuring:
                 await self._start_others(threads)
 
         async def begin_quota(label: str, quota: dict[str, Any]) -> Grant:
-            return await self._quotas.begin(worker.pid, label, Quota.model_validate(quota))
+            return await self._quotas.begin(label, Quota.model_validate(quota))
 
-        async def hold_quota(label: str, sequences: int) -> None:
-            self._quotas.hold(worker.pid, label, sequences)
+        async def hold_quota(label: str, more: int, limit: int) -> bool:
+            return self._quotas.hold(worker.pid, label, more, limit)
 
         await worker.channel.run(
             {
+                "alive": alive,
                 "ready": ready,
                 "metrics": self._metrics,
                 "last_metrics": keep_metrics,
@@ -213,6 +240,7 @@ class Supervisor:
                 "unload": self._unload,
                 "begin_quota": begin_quota,
                 "hold_quota": hold_quota,
+                "reserve_quota": self._quotas.reserve,
                 "end_quota": self._quotas.end,
             }
         )
@@ -240,6 +268,20 @@ class Supervisor:
             sock.close()
         return WorkerProcess(slot, pid, await Channel.open(control), handover)
 
+    async def _end_silent_workers(self) -> None:
+        """End each worker whose event loop hangs; another one follows."""
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            for worker in self._workers:
+                worker.num_silent += 1
+                limit = MAX_SILENT if worker.has_loaded else MAX_SILENT_AT_START
+                if worker.num_silent >= limit:
+                    self._end_silent(worker)
+
+    def _end_silent(self, worker: WorkerProcess) -> None:
+        logger.error("%s has shown no sign of life for %g s and is ended", worker.name, worker.num_silent * ALIVE_S)
+        os.kill(worker.pid, signal.SIGKILL)
+
     async def _reap(self, pid: int) -> int:
         """Wait for the end of a process; kill it if it does not end."""
         loop = asyncio.get_running_loop()
@@ -252,12 +294,13 @@ class Supervisor:
                 os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(REAP_S)
 
-    async def _on_ready(self, worker: WorkerProcess, models: dict[str, Any]) -> None:
+    async def _on_ready(self, worker: WorkerProcess, models: dict[str, Any], failed: set[str]) -> None:
         """Give connections to a worker once it serves the same models as the others."""
         try:
             async with self._changes:
                 if self._served is None:
-                    self._served = models
+                    await self._check_former(worker, models, failed)
+                    self._served, self._failed = models, failed
                 await self._reconcile(worker, models, self._served)
         except (ApiError, ChannelClosedError) as error:
             logger.error("%s cannot serve the models of the others and is ended: %s", worker.name, error)
@@ -272,7 +315,9 @@ class Supervisor:
     def _tell_if_all_are_ready(self) -> None:
         """Tell the workers that all of them are ready, once they have been."""
         num_ready = len({worker.slot for worker in self._workers if worker.state == "ready"})
-        self._have_all_been_ready |= num_ready == self._num_workers and not self._is_measuring
+        if not self._have_all_been_ready and num_ready == self._num_workers and not self._is_measuring:
+            self._have_all_been_ready = True
+            log_page(self._settings, self._listeners[0].getsockname()[1])
         if self._have_all_been_ready:
             for worker in self._workers:
                 worker.channel.notify("peers_ready")
@@ -302,14 +347,22 @@ class Supervisor:
         fields = {"workers": self._num_workers, "max_threads": most}
         logger.info("workers chosen", extra={"fields": fields})
 
-    async def _reconcile(self, worker: WorkerProcess, models: Mapping[str, Any], served: Mapping[str, Any]) -> None:
+    async def _reconcile(self, worker: WorkerProcess, models: Mapping[str, Any], served: dict[str, Any]) -> None:
         """Load and unload models of a new worker, as requests did in the other workers."""
         for name in models.keys() - served.keys():
             await worker.channel.call("unload", name)
-        for name, (digest, state) in served.items():
+        for name, (digest, state) in list(served.items()):
             own_digest, own_state = models.get(name, (None, None))
             if own_digest is None or (state == "ready" and own_state != "ready"):
-                own_digest = await worker.channel.call("prepare_load", name, False)
+                try:
+                    own_digest = await worker.channel.call("prepare_load", name, False)
+                except ApiError:
+                    if not self._has_lost_file:
+                        raise
+                    logger.error("%s is not served any more: its bundle was changed in place and is damaged", name)
+                    del served[name]
+                    await self._gather(self._changeable(), "unload", name)
+                    continue
                 await worker.channel.call("finish_load", name, True)
             if own_digest != digest:
                 logger.warning(
@@ -318,6 +371,19 @@ class Supervisor:
                     worker.name,
                     name,
                 )
+
+    async def _check_former(self, worker: WorkerProcess, models: dict[str, Any], failed: set[str]) -> None:
+        """Check that a new worker serves all models that worked before, except removed ones; raises
+        `ApiError` if the bundle of one is damaged.
+        """
+        lost = ", ".join(sorted(self._former.keys() - models.keys()))
+        if lost and failed - self._failed:
+            bundles = ", ".join(sorted(failed - self._failed))
+            raise ApiError("internal", f"{lost} would be lost, because {bundles} cannot be served; repair it first.")
+        for name, (_, state) in self._former.items():  # lazy ones that a request has loaded
+            if state == "ready" and name in models and models[name][1] != "ready":
+                models[name] = [await worker.channel.call("prepare_load", name, True) or models[name][0], "ready"]
+                await worker.channel.call("finish_load", name, True)
 
     def _on_end(self, worker: WorkerProcess, *, is_replacement: bool) -> None:
         """Start the next worker of a slot, unless it was retired or cannot start."""
@@ -331,6 +397,7 @@ class Supervisor:
         if worker.state == "retiring" or (is_replacement and worker.state == "starting"):
             return
         reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._has_lost_file |= code == -signal.SIGBUS
         if worker.state == "starting":
             self._failed_starts[worker.slot] += 1
             if code in FINAL_CODES and self._served is None:
@@ -360,8 +427,8 @@ class Supervisor:
         """Replace the workers one after another, each after its successor is ready."""
         async with self._replacing:
             logger.info("replacing the workers")
-            async with self._changes:
-                self._served = None  # the new workers serve the bundles as they are now
+            async with self._changes:  # the new workers serve the bundles as they are now
+                self._former, self._served = self._served or {}, None
             for old in [worker for worker in self._workers if worker.state == "ready"]:
                 if self._is_draining:
                     return
@@ -369,6 +436,8 @@ class Supervisor:
                 await self._first(new.is_ready, new.has_ended)
                 if not new.is_ready.is_set():
                     logger.error("the new %s did not start; the old one goes on, and no other is replaced", old.name)
+                    if self._served is None:
+                        self._served = self._former
                     return
                 old.state = "retiring"
                 old.channel.notify("retire")
@@ -420,7 +489,7 @@ class Supervisor:
         """
         ready = [worker for worker in self._workers if worker.state == "ready"]
         usable = ready or [worker for worker in self._workers if worker.state == "starting"]
-        return sorted(usable, key=lambda worker: len(worker.networks))
+        return sorted(usable, key=lambda worker: (worker.num_silent >= SUSPECT, len(worker.networks)))
 
     def _update_listening(self, *, is_possible: bool = True) -> None:
         """Accept connections while there is a worker for them."""
@@ -504,30 +573,42 @@ class Supervisor:
 
         An `ApiError` is a result, too.
         """
-        calls = [worker.channel.call(name, *arguments) for worker in workers]
-        results = await asyncio.gather(*calls, return_exceptions=True)
+        limit = METRICS_S if name == "metrics" else None  # a load may take long
+
+        async def call(worker: WorkerProcess) -> Any:
+            async with asyncio.timeout(limit):
+                return await worker.channel.call(name, *arguments)
+
+        results = await asyncio.gather(*map(call, workers), return_exceptions=True)
         return [
             (worker, result)
             for worker, result in zip(workers, results, strict=True)
-            if not isinstance(result, ChannelClosedError)
+            if not isinstance(result, ChannelClosedError | TimeoutError)
         ]
 
+    def _changeable(self) -> list[WorkerProcess]:
+        """Return the workers whose models change; end those that hang, which would keep theirs."""
+        ready = [worker for worker in self._workers if worker.state == "ready"]
+        for worker in ready:
+            if worker.num_silent >= SUSPECT:
+                self._end_silent(worker)
+        return [worker for worker in ready if worker.num_silent < SUSPECT]
+
     async def _metrics(self) -> Texts:
-        for worker, texts in await self._gather(self._workers, "metrics"):
+        listening = [worker for worker in self._workers if worker.num_silent < SUSPECT]
+        for worker, texts in await self._gather(listening, "metrics", sorted(self._used_models)):
             if not isinstance(texts, ApiError):
                 worker.metrics = texts
         num_failed = sum(times >= MAX_FAILED_STARTS for times in self._failed_starts.values())
         own = await texts_of([GaugeMetricFamily(PREFIX + FAILED_WORKERS, "", num_failed)])
-        return merge([self._ended_metrics, *(worker.metrics for worker in self._workers), own])
+        merged = merge([self._ended_metrics, *(worker.metrics for worker in self._workers), own])
+        self._used_models = used_models(merged)
+        return merged
 
     async def _load(self, name: str, only_if_lazy: bool) -> None:
-        """Load a model in all workers, or in none.
-
-        Raises:
-            ApiError: a worker cannot load it.
-        """
+        """Load a model in all workers, or in none. Raises `ApiError` if a worker cannot load it."""
         async with self._changes:
-            workers = [worker for worker in self._workers if worker.state == "ready"]
+            workers = self._changeable()
             prepared = await self._gather(workers, "prepare_load", name, only_if_lazy)
             errors = [result for _, result in prepared if isinstance(result, ApiError)]
             digests = {result for _, result in prepared if isinstance(result, str)}
@@ -541,14 +622,9 @@ class Supervisor:
                 self._served[name] = [digests.pop(), "ready"]
 
     async def _unload(self, name: str) -> None:
-        """Unload a model in all workers.
-
-        Raises:
-            ApiError: `model_not_found`.
-        """
+        """Unload a model in all workers. Raises `ApiError` with `model_not_found`."""
         async with self._changes:
-            workers = [worker for worker in self._workers if worker.state == "ready"]
-            for _, result in await self._gather(workers, "unload", name):
+            for _, result in await self._gather(self._changeable(), "unload", name):
                 if isinstance(result, ApiError):
                     raise result
             if self._served is not None:

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from sightline.base.errors import EXIT_FAILED
@@ -23,9 +23,9 @@ from sightline.service.logs import configure_logging
 from sightline.service.metrics import Texts, texts_of
 from sightline.service.quotas import Grant
 from sightline.service.runtime.thread_counts import ThreadPlan
-from sightline.service.server import DrainingServer, log_end
+from sightline.service.server import DrainingServer, explain_bus_errors, log_end
 from sightline.service.settings import Settings
-from sightline.service.workers.channel import Channel, ChannelClosedError
+from sightline.service.workers.channel import ALIVE_S, Channel, ChannelClosedError
 from sightline.service.workers.handover import Handover
 
 RETIRE_CHECK_S = 0.05
@@ -59,12 +59,17 @@ class SupervisedQuotas:
     async def begin(self, label: str, quota: Quota) -> Grant:
         return Grant.from_json(await self._channel.call("begin_quota", label, quota.model_dump()))
 
-    def hold(self, label: str, sequences: int) -> None:
-        self._channel.notify("hold_quota", label, sequences)
+    async def hold(self, label: str, more: int, limit: int) -> bool:
+        return bool(await self._channel.call("hold_quota", label, more, limit))
 
-    def end(self, label: str, quota: Quota, tokens: int) -> None:
-        if quota.tokens_per_minute is not None and tokens:
-            self._channel.notify("end_quota", label, quota.tokens_per_minute, tokens)
+    def release(self, label: str, sequences: int) -> None:
+        self._channel.notify("hold_quota", label, -sequences, 0)
+
+    async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
+        return Grant.from_json(await self._channel.call("reserve_quota", label, tokens_per_minute, tokens))
+
+    def end(self, label: str, tokens_per_minute: int, tokens: int, reserved: int, ends_at: float) -> None:
+        self._channel.notify("end_quota", label, tokens_per_minute, tokens, reserved, ends_at)
 
 
 class WorkerServer(DrainingServer):
@@ -79,6 +84,7 @@ class WorkerServer(DrainingServer):
         self._control = control
         self._channel: Channel
         self._running: asyncio.Task[None]
+        self._signs: asyncio.Task[None]
         self._loads: dict[str, ModelLoad] = {}  # loads that wait for the other workers, by model
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -88,8 +94,14 @@ class WorkerServer(DrainingServer):
         self._service.quotas = SupervisedQuotas(self._channel)
         self._service.not_ready_code = "loading"
         self._running = asyncio.create_task(self._follow_supervisor())
+        self._signs = asyncio.create_task(self._show_life())
         await super().startup(sockets=[])
         self._handover.receive(self._accept)
+
+    async def _show_life(self) -> None:
+        while True:
+            self._channel.notify("alive")
+            await asyncio.sleep(ALIVE_S / 2)
 
     async def _follow_supervisor(self) -> None:
         await self._channel.run(
@@ -108,12 +120,9 @@ class WorkerServer(DrainingServer):
             self.end(EXIT_FAILED)
 
     def _accept(self, sock: socket.socket, on_end: Callable[[], None], elsewhere: tuple[int, int]) -> None:
-        """Serve a connection.
+        """Serve a connection; `on_end` tells the supervisor that it has ended.
 
-        Args:
-            sock: the connection.
-            on_end: tells the supervisor that the connection has ended.
-            elsewhere: number of connections of all other workers, and of the same client to them.
+        `elsewhere` counts connections of all other workers, and of the same client to them.
         """
         task = asyncio.create_task(self._serve_connection(sock, on_end, elsewhere))
         self.server_state.tasks.add(task)
@@ -156,6 +165,7 @@ class WorkerServer(DrainingServer):
             "ready",
             {name: [model.manifest.digest, model.state] for name, model in service.models.items()},
             {name: dict(model.loaded.model.threads) for name, model in service.models.items() if model.loaded},
+            service.failed_models,
         )
 
     async def _drain(self, drain_s: float) -> None:
@@ -178,7 +188,10 @@ class WorkerServer(DrainingServer):
         if self._service.not_ready_code == "loading":
             self._service.not_ready_code = None
 
-    async def _metrics(self) -> Texts:
+    async def _metrics(self, used: Sequence[str] = ()) -> Texts:
+        """Return the metrics, with those of models that only other workers have used."""
+        for name in self._service.models.keys() & used:
+            self._service.metrics.for_model(name).use()
         return await texts_of(self._service.metrics.collect())
 
     async def _prepare_load(self, name: str, only_if_lazy: bool) -> str | None:
@@ -199,16 +212,12 @@ class WorkerServer(DrainingServer):
 def run_worker(
     settings: Settings, plan: ThreadPlan, number: int, control: socket.socket, handover: socket.socket
 ) -> NoReturn:
-    """Run one worker, then exit the process.
+    """Run one worker, with its share of the limits in `settings`, then exit the process.
 
-    Args:
-        settings: the worker's share of the limits.
-        plan: numbers of threads of the graphs.
-        number: number of the worker in log lines, from 1.
-        control: socket of the channel to the supervisor.
-        handover: socket over which the supervisor sends connections.
+    `number` is that of the worker in log lines, from 1.
     """
     configure_logging(settings.log_level, worker=number)
+    explain_bus_errors()
     server = WorkerServer(settings, plan, Handover(handover), control)
     try:
         server.run()

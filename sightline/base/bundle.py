@@ -16,7 +16,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from sightline.base.errors import UsageError
+from sightline.base.errors import UsageError, did_you_mean, list_of
 from sightline.base.external_data import ExternalTensor, are_finite, external_tensors
 
 SCHEMA_VERSION = 5
@@ -370,6 +370,8 @@ class SentenceEmbedding(_Part):
     # Texts put before an input, by name, for models trained with them: {"query": "query: "}.
     prompts: dict[str, str] = {}
     default_prompt: str | None = None  # name of the prompt of an input without one
+    # Lengths to which vectors can be cut (Matryoshka); null for none, empty for any length.
+    matryoshka: tuple[Annotated[int, Field(ge=1)], ...] | None = None
 
 
 class Origin(_Part):
@@ -382,6 +384,7 @@ class Origin(_Part):
     package: str | None = None  # NAME==VERSION of the package of the package index that held the files
     quantized: str | None = None  # encodings of the weights that were read, if they only approximate the model
     pickle: bool = False  # True if weights were read from a pickle, with weights_only
+    ignored_keys: tuple[str, ...] = ()  # keys of config.json that were ignored because the user chose to
     files: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]  # SHA-256 of everything that was read
 
 
@@ -537,6 +540,7 @@ class Manifest(_Part):
     training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None  # only for chat models
     pair_template: PairTemplate | None = None  # only for rerankers that are language models
+    reads_pairs: bool = True  # False: calls with pairs of texts are refused
     generation: GenerationDefaults = GenerationDefaults()
     embedding: SentenceEmbedding | None = None  # None: mean pooling, not normalized
     origin: Origin | None = None  # None for models trained with this project
@@ -630,9 +634,7 @@ class Manifest(_Part):
         """The decoder step, the layer and the heads of the cross-attention that align words.
 
         Without a recorded alignment, they are the step that writes and all heads of the last layer.
-
-        Raises:
-            KeyError: the model has no cross-attention.
+        Raises `KeyError` without cross-attention.
         """
         cross = self.attention_of("cross")
         if self.alignment is None:
@@ -678,7 +680,6 @@ class Manifest(_Part):
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """All graphs in the bundle."""
         graphs = (self.encoder, self.decoder, self.rows, self.similar, self.predict)
         return tuple(graph for graph in graphs if graph is not None)
 
@@ -713,11 +714,7 @@ class Manifest(_Part):
         return self.limits.max_target_tokens - (prompt_tokens - 1)
 
     def attention_of(self, kind: str) -> AttentionMaps:
-        """Return the description of the first attention maps of one kind.
-
-        Raises:
-            KeyError: the model has no attention maps of that kind.
-        """
+        """Return the first attention maps of one kind. Raises `KeyError` if there are none."""
         by_kind: dict[str, AttentionMaps] = {maps.kind: maps for maps in reversed(self.attention)}
         return by_kind[kind]
 
@@ -731,10 +728,8 @@ def sha256_of(path: Path) -> str:
 def _open_regular(path: Path) -> Iterator[BufferedReader]:
     """Open a file of a bundle without following symbolic links, and without blocking on a FIFO.
 
-    Raises:
-        BundleError: the file cannot be opened, is not a regular file, or has several hard links, so
-            that it could be changed under another name.
-        FileNotFoundError: there is no such file.
+    Raises `FileNotFoundError`, or `BundleError` if the file cannot be opened, is not a regular
+    file, or has several hard links, so that it could be changed under another name.
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -756,11 +751,9 @@ def _open_regular(path: Path) -> Iterator[BufferedReader]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and validate `manifest.json`. The files that it lists are not opened.
+    """Read and validate `manifest.json`; the files that it lists are not opened.
 
-    Raises:
-        BundleError: there is no manifest, it is not JSON, its schema version is not supported, or a
-            field is invalid.
+    Raises `BundleError`, also if the schema version is not supported.
     """
     path = folder / MANIFEST
     try:
@@ -769,7 +762,7 @@ def read_manifest(folder: Path) -> Manifest:
         with _open_regular(path) as file:
             document = json.loads(file.read().decode())
     except FileNotFoundError:
-        raise MissingBundleError(f"{folder} is not a bundle: it has no {MANIFEST}") from None
+        raise MissingBundleError(f"{folder} is not a bundle: it has no {MANIFEST}{_similar_bundle(folder)}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error}") from None
     version = document.get("schema_version") if isinstance(document, dict) else None
@@ -789,10 +782,8 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     """Check all files of a bundle: regular files, matching SHA-256, finite weights.
 
     Every file that the service or ONNX Runtime would open must be listed in the manifest: graphs,
-    layers after pooling, tokenizers and the external data of graphs.
-
-    Raises:
-        BundleError: a check failed; the message names the file.
+    layers after pooling, tokenizers and the external data of graphs. Raises `BundleError`, which
+    names the file.
     """
     dense = () if manifest.embedding is None else manifest.embedding.dense
     files = [*(graph.file for graph in manifest.graphs), *(layer.file for layer in dense)]
@@ -840,11 +831,7 @@ def _check_finite(path: Path, tensors: Sequence[ExternalTensor]) -> None:
 
 
 def read_bundle(folder: Path) -> Manifest:
-    """Read the manifest of a bundle and check all its files.
-
-    Raises:
-        BundleError: see `read_manifest` and `check_files`.
-    """
+    """Read the manifest of a bundle and check all its files. Raises `BundleError`."""
     manifest = read_manifest(folder)
     check_files(folder, manifest)
     return manifest
@@ -857,3 +844,16 @@ def record_files(folder: Path, names: Iterable[str]) -> dict[str, FileRecord]:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def _similar_bundle(folder: Path) -> str:
+    """Return the end of a message about a folder that is no bundle: a similar one, or those that
+    exist beside it and in `bundles`.
+    """
+    parents = dict.fromkeys((folder.parent, Path("bundles")))
+    present = [path.parent for parent in parents for path in sorted(parent.glob(f"*/{MANIFEST}"))]
+    of_name = [path for path in present if path.name == folder.name]
+    if of_name:
+        return f" (did you mean {of_name[0]}?)"
+    paths = list(map(str, present))
+    return did_you_mean(str(folder), paths) or (f"; bundles are {list_of(paths)}" if paths else "")

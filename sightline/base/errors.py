@@ -19,7 +19,7 @@ EXIT_STATUSES = {
     "settings contradict each other or the model, a file or bundle that an argument names is missing, or a library "
     "is not installed.",
     EXIT_CANNOT_SERVE: "Only `serve`: no bundle can be served, or the address cannot be used.",
-    EXIT_LAGGED: "Only `load`: the run is invalid, because the load test itself was too slow.",
+    EXIT_LAGGED: "Only `load`: the run is invalid, because the load test itself was too slow or failed.",
     EXIT_WORSE: "Only `load`: a figure became worse, between two runs or during a soak.",
     EXIT_INTERRUPTED: "Ctrl-C ended the command.",
     EXIT_BROKEN_PIPE: "The reader of the output has ended.",
@@ -52,6 +52,12 @@ def exit_status(error: Exception) -> int:
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return True for an allocation failure of PyTorch, which has no exception class on a CPU."""
     return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
+def list_of(names: Collection[str], most: int = 10) -> str:
+    """Return names for a message; of many, only the first and the number of the others."""
+    shown = ", ".join(list(names)[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:

@@ -60,8 +60,7 @@ class ExternalTensor:
 def external_tensors(graph: bytes) -> set[ExternalTensor]:
     """Return all tensors with external data in a serialized ONNX model and its subgraphs.
 
-    Raises:
-        ValueError: the bytes are not an ONNX model, or a reference to external data is malformed.
+    Raises `ValueError` if it is not an ONNX model, or a reference to external data is malformed.
     """
     try:
         model = _MODEL.FromString(graph)
@@ -71,14 +70,9 @@ def external_tensors(graph: bytes) -> set[ExternalTensor]:
 
 
 def are_finite(path: Path, tensors: Iterable[ExternalTensor]) -> bool:
-    """Return False if a floating-point tensor contains NaN or infinity.
+    """Return False if a tensor of floating-point numbers contains NaN or infinity.
 
-    Args:
-        path: the file that holds the tensors; it must not be empty.
-        tensors: tensors to check; tensors of other types than floating point are skipped.
-
-    Raises:
-        ValueError: a tensor exceeds the file.
+    The file must not be empty. Raises `ValueError` if a floating-point tensor exceeds it.
     """
     data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")  # mapped: weights may exceed the free memory
     return all(_is_finite(data, tensor) for tensor in tensors)

@@ -38,10 +38,8 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def usable_memory(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int:
-    """Return the bytes of memory that this process may use.
-
-    This is the smallest limit of the process's control groups, and at most the memory of the
-    machine.
+    """Return the bytes of memory that this process may use: the smallest limit of its control
+    groups, and at most the memory of the machine.
     """
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([installed, *(limit for limit, _ in _memory_limits(cgroup, own_cgroups))])
@@ -85,13 +83,7 @@ def _used_bytes(folder: Path, name: str) -> int:
 
 
 def _own_folders(controller: str, cgroup: Path, own_cgroups: Path) -> list[Path]:
-    """Return the folders of the process's control groups and of their ancestors.
-
-    Args:
-        controller: what the groups limit: "cpu" or "memory".
-        cgroup: the folder of all control groups.
-        own_cgroups: the file that lists those of the process.
-    """
+    """Return the folders of the process's "cpu" or "memory" control groups, and their ancestors."""
     folders = [cgroup, cgroup / controller]
     try:
         lines = [os.fsdecode(line) for line in own_cgroups.read_bytes().splitlines()]

@@ -140,8 +140,7 @@ def given_flags(kind: type[Options], values: Mapping[str, Any]) -> Given:
 def given_variables(kind: type[Options], environment: Mapping[str, str]) -> Given:
     """Return the values that the environment variables of a class have.
 
-    Raises:
-        UsageError: no option belongs to a variable with the prefix of the class.
+    Raises `UsageError` if no option belongs to a variable with the prefix of the class.
     """
     names = {env_name(kind, name): name for name in fields_of(kind)}
     for variable in sorted(environment):
@@ -151,11 +150,7 @@ def given_variables(kind: type[Options], environment: Mapping[str, str]) -> Give
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
+    """Read a TOML file. Raises `UsageError` if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -167,8 +162,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def given_keys(kind: type[Options], values: Mapping[str, Any], path: Path) -> Given:
     """Return the values that the keys of a file have, as the texts that a flag would have.
 
-    Raises:
-        UsageError: a key is unknown.
+    Raises `UsageError` if a key is unknown.
     """
     names = {key_of(name): name for name in fields_of(kind)}
     for key in values.keys() - names.keys():
@@ -195,8 +189,7 @@ def to_toml(kind: type[Options], values: Mapping[str, Any]) -> str:
 def check(kind: type[AnyOptions], *sources: Given) -> AnyOptions:
     """Return the options with the values of several sources, of which later ones have precedence.
 
-    Raises:
-        UsageError: a value is not allowed, or options contradict each other.
+    Raises `UsageError` if a value is not allowed, or options contradict each other.
     """
     given = {name: value for source in sources for name, value in source.items()}
     rivals = [given[name][0] for name in kind.exclusive if name in given]
@@ -333,8 +326,7 @@ def _help(name: str, field: FieldInfo) -> str:
 def _from_text(field: FieldInfo, value: Any) -> Any:
     """Return the choice or the path that a text names; other texts are left to Pydantic.
 
-    Raises:
-        UnicodeEncodeError: the text has bytes that are not UTF-8, and is no path.
+    Raises `UnicodeEncodeError` if the text has bytes that are not UTF-8, and is no path.
     """
     if not isinstance(value, str):
         return value

@@ -15,7 +15,6 @@ T = TypeVar("T")
 
 
 async def run_in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run a function in a daemon thread and return its result."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -40,8 +39,7 @@ async def run_in_daemon_thread(work: Callable[[], T]) -> T:
 def run_within(work: Callable[[], T], seconds: float) -> T:
     """Run a function in a daemon thread and return its result.
 
-    Raises:
-        TimeoutError: it takes longer. The thread goes on, because threads cannot be ended.
+    Raises `TimeoutError` if it takes longer. The thread goes on, because threads cannot be ended.
     """
     outcome: Future[T] = Future()
 
@@ -58,10 +56,8 @@ def run_within(work: Callable[[], T], seconds: float) -> T:
 def run_in_threads(functions: Sequence[Callable[[], T]], num_threads: int) -> list[T]:
     """Call functions in several threads and return their results in order.
 
-    Args:
-        functions: functions that do not raise an exception; if one does, it is raised here.
-        num_threads: maximum number of functions that run at the same time. With one thread, or for
-            one function, they run in the calling thread.
+    An exception of a function is raised here. With one thread, or for one function, the calling
+    thread runs them.
     """
     if num_threads == 1 or len(functions) <= 1:
         return [function() for function in functions]

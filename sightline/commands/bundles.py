@@ -17,20 +17,12 @@ from sightline.service.settings import Settings
 def choose_bundle(
     folder: Path | None, settings: Settings, is_able: Callable[[Manifest], bool], problem: str
 ) -> tuple[Path, Manifest]:
-    """Return the bundle of a folder, or a bundle of the folder of bundles.
+    """Return the bundle of a folder, or a bundle of the folder of bundles if the user names none.
 
     That is the first default model of the settings that the command can use, or else the only
-    bundle that it can use, as for requests that name no model.
-
-    Args:
-        folder: the bundle that the user names; None if the user names none.
-        settings: settings with the folder of bundles and the default models.
-        is_able: returns True for a bundle that the command can use.
-        problem: what a bundle that is not able lacks, such as "cannot translate".
-
-    Raises:
-        BundleError: there is no such bundle, or it is damaged.
-        UsageError: several could be meant, or it is not able.
+    bundle that it can use, as for requests that name no model. `problem` is the lack of a bundle
+    that is not able, such as "cannot translate". Raises `BundleError` if there is no such bundle
+    or it is damaged, and `UsageError` if several could be meant or it is not able.
     """
     if folder is not None:
         manifest = read_manifest(folder)
@@ -58,9 +50,7 @@ def choose_bundle(
 def load_service(folder: Path, manifest: Manifest, settings: Settings) -> tuple[Service, ServedModel]:
     """Return a service with one bundle, and its model; the caller starts and stops the worker.
 
-    Raises:
-        BundleError: the bundle cannot be loaded.
-        RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
+    Raises `BundleError` or `RuntimeUnavailableError`.
     """
     from sightline.service.loading import load_bundles  # imports ONNX Runtime
 

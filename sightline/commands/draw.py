@@ -14,10 +14,10 @@ from pydantic import AfterValidator
 
 from sightline.base.bundle import BundleError, Manifest, MapKind
 from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, UsageError, exit_status
+from sightline.base.extras import install_command
 from sightline.base.options import Options, Shown, add_options, parse_with
 from sightline.base.parser import Parser
 from sightline.commands.bundles import choose_bundle, load_service
-from sightline.commands.extras import install_command
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import Texts
 from sightline.service.inference.attention import AttentionOutput, attention
@@ -81,7 +81,6 @@ class DrawOptions(Options):
 
 
 def run(parser: Parser, words: Sequence[str]) -> int:
-    """Draw a picture and return the exit code."""
     flags = ("bundles", "provider")
     add_options(parser, Settings, flags)
     options, texts = parse_with(parser, words, DrawOptions, flags)
@@ -116,9 +115,7 @@ async def make_picture(
 ) -> tuple[AttentionOutput, str]:
     """Run the model, and return its attention and the picture as SVG.
 
-    Raises:
-        ApiError: the text, the selection or the target does not fit the model.
-        BundleError: the bundle cannot be loaded.
+    Raises `BundleError`, or `ApiError` if the text, the selection or the target does not fit.
     """
     service, model = load_service(folder, manifest, settings)
     selection = AttentionSelection(
@@ -142,9 +139,7 @@ async def make_picture(
 def write_picture(path: Path, svg: str, scale: float) -> None:
     """Write a picture in the format of the file's name.
 
-    Raises:
-        UsageError: a PNG needs a library that is not installed.
-        OSError: the file cannot be written.
+    Raises `OSError`, or `UsageError` if a PNG needs a library that is not installed.
     """
     if path.suffix == ".svg":
         path.write_text(svg, encoding="utf-8")

@@ -1,8 +1,6 @@
-"""Libraries that only some extras of the installation have, and the commands that install them."""
+"""Libraries that only some extras of the installation have, and the names of these extras."""
 
-from pathlib import Path
-
-from sightline import __version__
+from sightline.base.extras import install_command
 
 # Names of the libraries by their modules.
 LIBRARIES = {
@@ -28,18 +26,12 @@ EXTRA_OF = {
     "Sacremoses": "train",
     "safetensors": "train",
 }
-CHECKOUT = Path(__file__).parents[2]
 
 
 def missing_library(error: ModuleNotFoundError, extras: str) -> str | None:
     """Return the name of the library that is not installed and the command that installs it.
 
-    Args:
-        error: error of the import.
-        extras: extras that the command needs, comma-separated.
-
-    Returns:
-        None if no extra has the module.
+    None if none of the comma-separated extras has the module.
     """
     library = LIBRARIES.get((error.name or "").partition(".")[0])
     if library is None:
@@ -47,14 +39,3 @@ def missing_library(error: ModuleNotFoundError, extras: str) -> str | None:
     if library in EXTRA_OF and EXTRA_OF[library] not in extras.split(","):
         extras = f"cpu,{EXTRA_OF[library]}"
     return f"{library}: {install_command(extras)}"
-
-
-def install_command(extras: str, checkout: Path = CHECKOUT) -> str:
-    """Return the command that installs extras, from the checkout or the file of the release."""
-    if not (checkout / "pyproject.toml").is_file():
-        return f"run pip install './sightline_serving-{__version__}-py3-none-any.whl[{extras}]'"
-    environment = ".venv-serve-cpu" if {"cpu", "import"} >= set(extras.split(",")) else ".venv"
-    return (
-        f"run `make {environment}/ready` and use {environment}/bin/sightline, or run pip install '.[{extras}]'; both "
-        f"in {checkout}"
-    )

@@ -28,6 +28,7 @@ from sightline.loadtest.compare import Change, NotComparableError, compare_measu
 from sightline.loadtest.load import Load, run_load
 from sightline.loadtest.load_record import LoadRecord, RecordError, make_record, read_record, write_record
 from sightline.loadtest.load_report import DEFINITIONS, TIMES, Summary, format_rates, format_table
+from sightline.loadtest.outcome import OWN
 from sightline.loadtest.profiles import Stage, split, sweep, window
 from sightline.loadtest.report_page import write_page
 from sightline.loadtest.targets import TARGETS, RequestOptions
@@ -45,8 +46,8 @@ class LoadOptions(Options):
     """Load a running service over HTTP and measure its latency, throughput and goodput.
 
     Rejections (503 and 429) are counted, but are no failures. `sightline load compare --help`
-    describes the comparison of two runs. Exit status 4: the load test itself was too slow; 5: a
-    figure became worse during a --soak.
+    describes the comparison of two runs. Exit status 4: the run is invalid; 5: a figure became
+    worse during a --soak.
     """
 
     example = "--url http://127.0.0.1:8000 --clients 16 --duration 10s"
@@ -169,11 +170,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
 
 
 def client_of(options: LoadOptions) -> Client:
-    """Return a client with the key of --key-file.
-
-    Raises:
-        UsageError: the URL or the file cannot be used.
-    """
+    """Return a client with the key of --key-file. Raises `UsageError`."""
     try:
         key = options.key_file.read_text(encoding="ascii").strip() if options.key_file else ""
     except (OSError, UnicodeDecodeError) as error:
@@ -187,11 +184,7 @@ def client_of(options: LoadOptions) -> Client:
 
 
 def load_of(options: LoadOptions) -> Load:
-    """Return the load with the requests of --prompts.
-
-    Raises:
-        UsageError: the prompts cannot be used.
-    """
+    """Return the load with the requests of --prompts. Raises `UsageError`."""
     target = TARGETS[options.endpoint]
     try:
         prompts = read_prompts(options.prompts)
@@ -274,6 +267,14 @@ def soak_changes(stage: Stage, duration_s: float, objectives: Mapping[str, float
 def _print_failure(record: LoadRecord, changes: Sequence[Change], options: LoadOptions) -> int:
     """Print the first of the errors of a run and return the exit code."""
     summaries = [stage.figures for stage in record.stages]
+    own = sorted({reason.removeprefix(OWN) for stage in summaries for reason in stage.failed if reason.startswith(OWN)})
+    if own:
+        print(
+            f"error: the run is invalid: the load test itself could not send requests: {', '.join(own)}; raise its "
+            "limits, such as that of open files with ulimit -n, or use fewer --clients or a lower --rate",
+            file=sys.stderr,
+        )
+        return EXIT_LAGGED
     if not record.is_valid:
         lag_ms = max(summary.lag_ms.p99 for summary in summaries if summary.lag_ms)
         print(
@@ -321,7 +322,7 @@ def compare(options: CompareOptions) -> int:
         before, after = read_record(options.before), read_record(options.after)
         bad = [str(path) for path, record in ((options.before, before), (options.after, after)) if not record.is_valid]
         if bad:
-            print(f"error: invalid because the load test lagged: {', '.join(bad)}; run it again", file=sys.stderr)
+            print(f"error: invalid because of the load test itself: {', '.join(bad)}; run it again", file=sys.stderr)
             return EXIT_LAGGED
         changes = compare_records(before, after)
     except (FileNotFoundError, NotComparableError) as error:

@@ -50,16 +50,10 @@ class OutputFile:
     """
 
     def __init__(self, path: Path, inputs: Mapping[str, Any]) -> None:
-        """Open or continue a file.
+        """Open or continue a file, whose lines depend on nothing but `inputs`.
 
-        Args:
-            path: the file.
-            inputs: JSON object of everything that the lines depend on.
-
-        Raises:
-            OutputError: the file was begun with other inputs, or is finished already.
-            OutputBusyError: another process writes the file.
-            OSError: the file cannot be opened.
+        Raises `OSError`, `OutputBusyError` if another process writes the file, or `OutputError` if
+        it was begun with other inputs or is finished already.
         """
         self._path, self._progress = path, path.with_name(f"{path.name}.progress")
         self._inputs = dict(inputs)
@@ -142,11 +136,7 @@ class OutputFile:
 
 def _open_locked(path: Path) -> FileIO:
     """Open a file for appending and lock it; only the process with the lock may change the file or
-    its record.
-
-    Raises:
-        OutputBusyError: another process has the lock.
-        OSError: the file cannot be opened.
+    its record. Raises `OSError`, or `OutputBusyError` if another process has the lock.
     """
     while True:
         file = path.open("ab+", buffering=0)

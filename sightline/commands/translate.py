@@ -19,14 +19,14 @@ from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest
 from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, exit_status
 from sightline.base.options import Options, Shown, add_options, parse_with
 from sightline.base.parser import Parser
-from sightline.base.text.sentences import split_sentences
+from sightline.base.text.sentences import has_letter, split_sentences
 from sightline.commands.bundles import choose_bundle, load_service
 from sightline.commands.output import OutputBusyError, OutputError, OutputFile, StreamOutput, TranslationOutput
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import MAX_INPUTS, Texts
 from sightline.service.inference.call import Call
-from sightline.service.inference.generate import check_parameters, generate
-from sightline.service.inference.sentence_splitting import generate_by_sentence
+from sightline.service.inference.generate import check_parameters
+from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel, Service
 from sightline.service.parameters import GenerateParameters
 from sightline.service.settings import Settings, make_settings
@@ -82,7 +82,6 @@ class Source:
 
 
 def run(parser: Parser, words: Sequence[str]) -> int:
-    """Translate a file and return the exit code."""
     flags = ("bundles", "provider", "threads")
     add_options(parser, Settings, flags)
     options, texts = parse_with(parser, words, TranslateOptions, flags)
@@ -145,9 +144,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
 def read_source(file: str) -> Source:
     """Read a file, or standard input for `-`.
 
-    Raises:
-        LineError: a line is not UTF-8.
-        OSError: the file cannot be read.
+    Raises `OSError`, or `LineError` if a line is not UTF-8.
     """
     name = "standard input" if file == "-" else file
     data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -172,11 +169,8 @@ def translate_into(
 ) -> int:
     """Translate the lines that the output does not have yet, and return the exit code.
 
-    Raises:
-        BundleError: the bundle cannot be loaded.
-        LineError: a line has more tokens than the model reads.
-        UsageError: the model rejects a parameter.
-        RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
+    Raises `LineError` if a line is too long, `UsageError` if the model rejects a parameter, and the
+    errors of `load_service`.
     """
     num_left = len(source.lines) - output.num_done
     service, model = load_service(folder, manifest, settings)
@@ -214,8 +208,7 @@ def translate_into(
 def check_lengths(source: Source, model: ServedModel, first: int, parameters: GenerateParameters) -> None:
     """Check that the model can read every line from index `first` on, or every sentence of them.
 
-    Raises:
-        LineError: the first line or sentence that has too many tokens.
+    Raises `LineError` for the first line or sentence that has too many tokens.
     """
     limit, languages = model.manifest.limits.max_source_tokens, model.manifest.languages
     for number, line in enumerate(source.lines[first:], first + 1):
@@ -224,7 +217,7 @@ def check_lengths(source: Source, model: ServedModel, first: int, parameters: Ge
             split = split_sentences(line, languages.source if languages else "", max_sentences=len(line))
             texts = [] if split is None else split.sentences
         for index, text in enumerate(texts, 1):
-            count = len(model.source_tokenizer.encode(text)) if text.strip() else 0
+            count = len(model.source_tokenizer.encode(text)) if has_letter(text) else 0
             if count > limit:
                 sentence = f", sentence {index}" if len(texts) > 1 else ""
                 raise LineError(
@@ -238,10 +231,8 @@ async def translated(
 ) -> AsyncIterator[list[str]]:
     """Yield the translations in order, in groups of those that are ready.
 
-    Many lines are in progress at once, so that the engine decodes them in one batch.
-
-    Raises:
-        ApiError: a line failed.
+    Many lines are in progress at once, so that the engine decodes them in one batch. Raises
+    `ApiError` if a line failed.
     """
     waiting = iter(lines)
     running: deque[asyncio.Task[str]] = deque()
@@ -270,17 +261,14 @@ async def translated(
 
 async def translate_line(service: Service, model: ServedModel, line: str, parameters: GenerateParameters) -> str:
     """Translate a line. With `split_sentences`, all whitespace around and between its sentences is
-    kept; otherwise a blank line yields an empty one.
-
-    Raises:
-        ApiError: the engine failed, or the line has too many sentences.
+    kept; otherwise a blank line yields an empty one. Raises `ApiError`.
     """
     is_split = parameters.split_sentences
     if not line.strip():
         return line if is_split else ""
-    call, run = Call(service, "translate"), generate_by_sentence if is_split else generate
+    call = Call(service, "translate")
     try:
-        result = await run(call, model, Texts.one(line if is_split else line.removesuffix("\r")), parameters)
+        result = await generate_texts(call, model, Texts.one(line if is_split else line.removesuffix("\r")), parameters)
     finally:
         call.close()
     # A line must stay one line. Models of single lines do not generate line breaks.

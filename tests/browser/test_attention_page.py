@@ -349,6 +349,22 @@ def test_a_chat_continues_with_attention_to_earlier_turns(open_page: OpenPage, s
     assert all(share > 0 for share in shares) and sum(shares) < 1
 
 
+def test_tokens_of_invisible_characters_have_marks_as_labels(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    tokens = {
+        " Hund": " Hund",
+        " ": "␣",
+        "\n\n": r"\n\n",
+        " \t": r"␣\t",
+        "\xa0": r"\u00a0",
+        "\u200b": r"\u200b",
+        "": "",
+    }
+    visible = "async tokens => { const { visible } = await import('MODULE'); return tokens.map(visible); }"
+    module = page.locator("script[type=module]").first.evaluate("script => new URL('dom.js', script.src).href")
+    assert page.evaluate(visible.replace("MODULE", module), list(tokens)) == list(tokens.values())
+
+
 def test_errors_overload_and_a_stopped_server_are_shown_with_a_retry(open_page: OpenPage, bundle: Path) -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(serving(bundle.parent))

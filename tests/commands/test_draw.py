@@ -12,7 +12,7 @@ import pytest
 
 from sightline.__main__ import main
 from sightline.base.bundle import read_manifest, write_manifest
-from sightline.commands.extras import install_command
+from sightline.base.extras import install_command
 
 TEXT = "Two girls are playing."
 Draw = Callable[..., tuple[int, str, str, str]]
@@ -124,10 +124,7 @@ def test_without_the_library_a_png_is_an_error_that_names_it(
 
     monkeypatch.setattr(builtins, "__import__", without)
     code, _, errors, _ = drawn(out="picture.png")
-    assert (code, errors) == (
-        2,
-        f"error: a PNG needs resvg_py, an .svg file does not: {install_command('draw')}\n",
-    )
+    assert (code, errors) == (2, f"error: a PNG needs resvg_py, an .svg file does not: {install_command('draw')}\n")
 
 
 @pytest.mark.parametrize(

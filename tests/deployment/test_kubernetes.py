@@ -133,7 +133,7 @@ def test_every_container_listens_on_the_ports_of_its_settings() -> None:
     ]
     assert [one["containerPort"] for one in KSERVE_CONTAINER["ports"]] == [of_kserve.port]
     assert RUNTIME["spec"]["annotations"]["prometheus.kserve.io/port"] == str(of_kserve.admin_port)
-    assert {host for host, _ in [*settings.addresses, *of_kserve.addresses]} == {"0.0.0.0"}
+    assert {host for host, _ in [*settings.addresses, *of_kserve.addresses]} == {"::"}
     assert re.findall(r"^EXPOSE (\d+)$", DOCKERFILE, flags=re.MULTILINE) == [str(settings.port)]
 
 
@@ -187,11 +187,7 @@ def test_pods_run_as_the_user_of_the_image_without_privileges() -> None:
         "runAsGroup": group,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    hardened = {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    hardened = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     assert POD["securityContext"] == {**identity, "fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
     assert KSERVE_CONTAINER["securityContext"] == {**identity, **hardened}
     assert PREDICTOR["securityContext"] == {"fsGroup": group}

@@ -53,10 +53,7 @@ def test_every_locked_package_has_hashes(image: Image) -> None:
 def test_wheels_of_several_machines_share_an_entry() -> None:
     def package(digest: str) -> dict[str, object]:
         archive = {"hashes": {"sha256": digest}}
-        return {
-            "metadata": {"name": "Some_Name", "version": "1.0"},
-            "download_info": {"archive_info": archive},
-        }
+        return {"metadata": {"name": "Some_Name", "version": "1.0"}, "download_info": {"archive_info": archive}}
 
     digests = ["b" * 64, "a" * 64]
     entry = lock(map(package, digests))

@@ -90,3 +90,21 @@ def test_the_variables_of_the_dashboard_are_those_of_its_queries() -> None:
     variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
     named = set(re.findall(r"\$\{?(\w+)", json.dumps([DASHBOARD["panels"], DASHBOARD["templating"]])))
     assert named - {"__rate_interval", "__all"} == variables
+
+
+def test_prometheus_and_grafana_of_compose_are_started_again_and_keep_their_data() -> None:
+    compose = yaml.safe_load(Path("docker-compose.yml").read_text(encoding="utf-8"))
+    for name, folder in (("prometheus", "/prometheus"), ("grafana", "/var/lib/grafana")):
+        service = compose["services"][name]
+        assert service["restart"] == "unless-stopped"
+        assert f"{name}-data:{folder}" in service["volumes"] and f"{name}-data" in compose["volumes"]
+    # An empty value of the variable is not replaced.
+    assert "${SIGHTLINE_DEFAULT_MODEL-" in compose["services"]["service"]["environment"]["SIGHTLINE_DEFAULT_MODEL"]
+
+
+def test_the_image_and_the_proxies_listen_on_ipv6_and_ipv4() -> None:
+    dockerfile = Path("Dockerfile").read_text(encoding="utf-8")
+    assert "SIGHTLINE_HOST=:: " in dockerfile and '["python", "-m", "sightline.service.health_check"]' in dockerfile
+    nginx = Path("deploy/nginx/sightline.conf").read_text(encoding="utf-8")
+    assert re.findall(r"listen (\S+) ssl;", nginx) == ["443", "[::]:443"]
+    assert "bind :::443 v4v6 ssl" in Path("deploy/haproxy/haproxy.cfg").read_text(encoding="utf-8")

@@ -184,9 +184,9 @@ def test_the_variables_of_the_dashboard_have_the_values_of_the_service(monitored
             selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
             series = monitored.api("series", **{"match[]": resolved(selector)})
             values[variable["name"]] = {one[label] for one in series}
-    models = {folder.name for folder in Path("bundles").iterdir() if folder.is_dir()}
+    used_models = {"multi30k-en-de", "smalltalk-chat-gatt"}
     address = f"127.0.0.1:{monitored.service.port}"
-    assert values == {"job": {"sightline"}, "instance": {address}, "model": models}
+    assert values == {"job": {"sightline"}, "instance": {address}, "model": used_models}
 
 
 def test_the_metrics_are_those_of_both_workers_and_of_the_traffic(monitored: Monitored) -> None:
@@ -322,10 +322,7 @@ EXAMPLES = {
     "SightlineDown": example("Prometheus cannot reach a:8000.", [series("up", "0x30")], [series("up", "1x30")]),
     "SightlineRestarting": example(
         "a:8000 or its workers started again and again in the last 15 minutes.",
-        [
-            series("sightline_process_start_time_seconds", "0+60x30"),
-            series("sightline_workers", "0x20 1x10"),
-        ],
+        [series("sightline_process_start_time_seconds", "0+60x30"), series("sightline_workers", "0x20 1x10")],
         [  # both workers have been replaced
             series("sightline_process_start_time_seconds", "100x20 1300 1360x9"),
             series("sightline_workers", "2x30"),

@@ -158,6 +158,7 @@ def configure(
     changes = (*changes, *((rf"127\.0\.0\.1:800{i}", f"127.0.0.1:{one}") for i, one in enumerate(ports)))
     if name == "nginx":
         address, paths = (r"listen 443", f"listen 127.0.0.1:{port}"), (r"/etc/ssl/\S+(?=;)", str(certificate))
+        changes = (*changes, (r"listen \[::\]:443", f"listen [::1]:{port}"))
         site = folder / "sightline.conf"
         site.write_text(replaced("nginx/sightline.conf", address, paths, *changes), encoding="utf-8")
         # The package's own nginx.conf includes the site in the same place.
@@ -168,7 +169,7 @@ def configure(
         (folder / "nginx.conf").write_text(main, encoding="utf-8")
         return ["nginx", "-e", "stderr", "-c", str(folder / "nginx.conf")]
     if name == "haproxy":
-        address, paths = (r"bind :443", f"bind 127.0.0.1:{port}"), (r"/etc/haproxy/\S+\.pem", str(certificate))
+        address, paths = (r"bind :::443", f"bind :::{port}"), (r"/etc/haproxy/\S+\.pem", str(certificate))
         if os.getuid() != 0:
             changes = (*changes, (r"(?m)^ +(user|group) haproxy$", ""))
         file = folder / "haproxy.cfg"
@@ -189,9 +190,9 @@ class Proxy:
     port: int
     certificate: Path
 
-    def connect(self) -> ssl.SSLSocket:
+    def connect(self, address: str = "127.0.0.1") -> ssl.SSLSocket:
         context = ssl.create_default_context(cafile=str(self.certificate))
-        return context.wrap_socket(socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S), server_hostname=HOST)
+        return context.wrap_socket(socket.create_connection((address, self.port), TIMEOUT_S), server_hostname=HOST)
 
     def request(self, body: Any, path: str = "/v1/generate") -> tuple[int, bytes, float]:
         """Send a request; return the status, the body, and the seconds in which it arrived."""

@@ -17,10 +17,11 @@ BEYOND_JSON_SCHEMA = (
     # Rules between fields: the document only has rules of single fields.
     r"cannot be combined with",
     r"cannot be streamed: set",
-    r"has no effect with ",
+    r"has no effect (with|in a stream, which has no beam search)",
     r"has an effect only with",
     r"(must be absent|must have no pairs of texts) with candidate_labels",
     r"is required, unless messages are given",
+    r"model is required\.",  # its older name can take its place
     r"must be one string for messages",
     r"inputs and targets must be both one string",
     r"Give one of token and analogy",
@@ -30,7 +31,9 @@ BEYOND_JSON_SCHEMA = (
     # The tasks and limits depend on the model.
     r"cannot do the task",
     r"No model of this service can do the task",
-    r"must have at most \d+ tokens for this model, got",
+    r"must have at most \d+ tokens for this model( together with [\w. ]+)?, got",
+    r"must be at most \d+, the rows of [\w-]+ \(SIGHTLINE_MAX_ROWS\), got \d+",
+    r"cannot score targets, which needs the task generate",
     r"must be at most \d+ for [\w-]+, got \d+",
     r"must be at most \d+ for this model, got \d+",
     r"the dimensions of the model's vectors",

@@ -28,12 +28,7 @@ SHOWN = {"text", "json", "yaml"}  # no commands
 # Commands that change the machine or its environments must never run as a test.
 UNSAFE = re.compile(r"\b(make|pip|docker|docker-compose|sudo|systemctl|rm)\b")
 CLIENTS = "packages of these clients"
-CLIENT_PACKAGES = (
-    "langchain-openai",
-    "llama-index-llms-openai-like",
-    "llama-index-embeddings-openai-like",
-    "litellm",
-)
+CLIENT_PACKAGES = ("langchain-openai", "llama-index-llms-openai-like", "llama-index-embeddings-openai-like", "litellm")
 NEEDS = {
     "network": "downloads packages",
     CLIENTS: "packages that the tests do not install",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -84,13 +84,13 @@ class Served:
         options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, **options}
         given = torch.tensor([ids])
         mask = torch.ones_like(given)
-        with torch.no_grad():
-            found: list[int] = hf.generate(given, attention_mask=mask, **options)[0].tolist()
+        found: list[int] = hf.generate(given, attention_mask=mask, **options)[0].tolist()
         return found[len(ids) if model == "chat" else 1 :]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Serve all models. Meanwhile, PyTorch records no gradients."""
     checkpoints, bundles = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("bundles")
     made = {name: (make(), word_tokenizer(64), "") for name, make in NLI_MODELS.items()}
     made |= {
@@ -120,7 +120,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         made |= write_language_models(checkpoints, bundles)
         made["sentences"] = (*SENTENCES.write(checkpoints / "sentences"), "")
         export_checkpoint(Export(checkpoints / "sentences", bundles / "sentences", BundleMetadata("sentences")))
-    with serving(bundles, threads=1, workers=1) as server:
+    for _, tokenizer, _ in made.values():
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    with serving(bundles, threads=1, workers=1) as server, torch.no_grad():
         yield Served(
             server,
             {name: model for name, (model, _, _) in made.items()},
@@ -159,10 +162,7 @@ def _bert_nli() -> Any:
     return _bert("ForSequenceClassification", 15, **_labels("ENTAILMENT", "not_entailment"))
 
 
-NLI_MODELS: dict[str, Callable[[], Any]] = {
-    "bart-mnli": _bart_nli,
-    "bert-nli": _bert_nli,
-}
+NLI_MODELS: dict[str, Callable[[], Any]] = {"bart-mnli": _bart_nli, "bert-nli": _bert_nli}
 
 
 def _words(*special: str) -> Tokenizer:
@@ -406,8 +406,7 @@ def test_the_longest_output_has_as_many_tokens_as_in_transformers(served: Served
     outputs = post(served.server, "/v1/generate", body)["outputs"]
     for text, found in zip(TEXTS, _ids(outputs), strict=True):
         ids = torch.tensor([[_id_of(tokenizer, "__en__"), *tokenizer.encode(text).ids, 2]])
-        with torch.no_grad():
-            expected = served.models["m2m"].generate(ids, forced_bos_token_id=_id_of(tokenizer, "__de__"))
+        expected = served.models["m2m"].generate(ids, forced_bos_token_id=_id_of(tokenizer, "__de__"))
         assert found == expected[0, 2:].tolist()
     assert max(len(one) for one in _ids(outputs)) == 5, "an output must reach the limit"
 
@@ -419,8 +418,7 @@ def test_encode_reads_the_token_of_the_default_language(served: Served, model: s
     for text, vectors in zip(TEXTS, given["embeddings"], strict=True):
         words = tokenizer.encode(text, add_special_tokens=False).ids
         ids = [*words, 2, _id_of(tokenizer, "en_XX")] if model == "mbart" else [_id_of(tokenizer, "__en__"), *words, 2]
-        with torch.no_grad():
-            hidden = served.models[model].get_encoder()(torch.tensor([ids])).last_hidden_state[0]
+        hidden = served.models[model].get_encoder()(torch.tensor([ids])).last_hidden_state[0]
         expected = hidden.numpy().ravel()
         np.testing.assert_allclose(vectors, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
@@ -436,8 +434,7 @@ def test_beam_search_counts_the_token_of_the_language_as_transformers_does(
     for text, output, found in zip(TEXTS, outputs, _ids(outputs), strict=True):
         ids = torch.tensor([[_id_of(tokenizer, "__en__"), *tokenizer.encode(text).ids, 2]])
         options = {"forced_bos_token_id": forced, "max_new_tokens": NEW_TOKENS + 1, "return_dict_in_generate": True}
-        with torch.no_grad():
-            expected = served.models["m2m"].generate(ids, output_scores=True, **options, **settings)
+        expected = served.models["m2m"].generate(ids, output_scores=True, **options, **settings)
         assert expected.sequences[0].tolist()[1:] == [forced, *found]
         # Counting changes a score by at least 5 % unless the penalty is 0.
         assert output["score"] == pytest.approx(expected.sequences_scores[0].item(), rel=10 * TOLERANCE)
@@ -458,8 +455,6 @@ def test_mbart_reads_the_source_language_after_the_text(served: Served) -> None:
 
 def test_layers_after_pooling_give_the_vectors_of_sentence_transformers(served: Served) -> None:
     name, tokenizer = "sentences", served.tokenizers["sentences"]
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     expected = [SENTENCES.embed(served.models[name], tokenizer.encode(text).ids) for text in TEXTS]
     data = post(served.server, "/v1/embeddings", {"model": name, "input": TEXTS})["data"]
     native = post(served.server, "/v1/encode", {"model": name, "inputs": TEXTS})
@@ -478,8 +473,7 @@ def test_cross_attention_equals_that_of_transformers(served: Served) -> None:
     (output,) = served.generate("t5", TEXTS[2], return_attention={"kinds": ["cross", "encoder", "decoder"]})
     ids, hf = served.tokenizers["t5"].encode(TEXTS[2]).ids, served.models["t5"]
     target = [0, *[token["id"] for token in output["tokens"]][:-1]]
-    with torch.no_grad():
-        given = hf(input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([target]), output_attentions=True)
+    given = hf(input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([target]), output_attentions=True)
     maps = {one["kind"]: np.array(one["data"]).reshape(one["shape"]) for one in output["attention"]["maps"]}
     for kind, expected in (
         ("cross", given.cross_attentions),
@@ -534,8 +528,7 @@ def test_a_chat_is_the_same_as_with_the_template_of_transformers(served: Served)
         response = post(served.server, "/v1/chat/completions", body)
         expected = served.expected("chat", ids)
         logprobs = [token["logprob"] for token in response["choices"][0]["logprobs"]["content"]]
-        with torch.no_grad():
-            scores = served.models["chat"](torch.tensor([ids + expected])).logits[0].log_softmax(-1)
+        scores = served.models["chat"](torch.tensor([ids + expected])).logits[0].log_softmax(-1)
         expected_logprobs = [float(scores[len(ids) - 1 + index, id_]) for index, id_ in enumerate(expected)]
         np.testing.assert_allclose(logprobs, expected_logprobs[: len(logprobs)], rtol=0, atol=TOLERANCE)
         assert response["usage"]["prompt_tokens"] == len(ids)
@@ -563,9 +556,8 @@ def test_attention_of_a_chat_includes_the_prompt(served: Served, options: dict[s
     assert len(names) == given["rows"] == given["columns"] == len(output["target_tokens"])
     assert names[1:] == output["target_tokens"][:-1]
     assert output["source_tokens"] == names[: len(prompt)]
-    with torch.no_grad():
-        ids = torch.tensor([prompt + new_ids[:-1]])
-        expected = hf(ids, output_attentions=True, use_cache=False).attentions
+    ids = torch.tensor([prompt + new_ids[:-1]])
+    expected = hf(ids, output_attentions=True, use_cache=False).attentions
     maps = np.array(given["data"]).reshape(given["shape"])
     np.testing.assert_allclose(maps, np.stack([one[0] for one in expected]), rtol=0, atol=TOLERANCE)
     body |= {"layers": [-1], "heads": [4, 1]}
@@ -581,9 +573,8 @@ def test_attention_to_a_forced_reply(served: Served) -> None:
     (output,) = post(served.server, "/v1/attention", body)["outputs"]
     (given,) = output["maps"]
     assert (output["text"], output["finish_reason"]) == ("Two.", "forced")
-    with torch.no_grad():
-        ids = torch.tensor([[*prompt, *target][: given["rows"]]])
-        expected = hf(ids, output_attentions=True, use_cache=False).attentions
+    ids = torch.tensor([[*prompt, *target][: given["rows"]]])
+    expected = hf(ids, output_attentions=True, use_cache=False).attentions
     maps = np.array(given["data"]).reshape(given["shape"])
     np.testing.assert_allclose(maps, np.stack([one[0] for one in expected]), rtol=0, atol=TOLERANCE)
 
@@ -598,16 +589,15 @@ def test_hidden_source_tokens_are_masked_as_in_transformers(served: Served, name
     (output,) = served.generate(name, TEXTS[2], **options)
     new_ids = [token["id"] for token in output["tokens"]]
     mask = torch.ones(1, len(ids), dtype=torch.long)
-    with torch.no_grad():
-        encoded = hf.get_encoder()(torch.tensor([ids]))
-        mask[0, hidden] = 0
-        start = hf.config.decoder_start_token_id
-        given = hf(
-            encoder_outputs=encoded,
-            attention_mask=mask,
-            decoder_input_ids=torch.tensor([[start, *new_ids[:-1]]]),
-            output_attentions=True,
-        )
+    encoded = hf.get_encoder()(torch.tensor([ids]))
+    mask[0, hidden] = 0
+    start = hf.config.decoder_start_token_id
+    given = hf(
+        encoder_outputs=encoded,
+        attention_mask=mask,
+        decoder_input_ids=torch.tensor([[start, *new_ids[:-1]]]),
+        output_attentions=True,
+    )
     scores = given.logits[0].log_softmax(-1)[range(len(new_ids)), new_ids]
     np.testing.assert_allclose([one["logprob"] for one in output["tokens"]], scores, rtol=0, atol=TOLERANCE)
     (cross,) = output["attention"]["maps"]
@@ -623,14 +613,11 @@ def test_hidden_source_tokens_are_masked_as_in_transformers(served: Served, name
 
 
 def test_documents_are_ranked_by_the_scores_of_transformers(served: Served) -> None:
-    tokenizer, hf = word_tokenizer(64), served.models["ranker"]
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer, hf = served.tokenizers["ranker"], served.models["ranker"]
     scores = []
     for text in TEXTS:
         pair = tokenizer.encode("word3 word40", text)
-        with torch.no_grad():
-            logits = hf(input_ids=torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids])).logits
+        logits = hf(input_ids=torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids])).logits
         scores.append(1 / (1 + math.exp(-float(logits))))
     body = {"model": "ranker", "query": "word3 word40", "documents": TEXTS}
     results = post(served.server, "/v1/rerank", body)["results"]
@@ -641,12 +628,9 @@ def test_documents_are_ranked_by_the_scores_of_transformers(served: Served) -> N
 
 def test_an_answer_is_that_of_the_logits_of_transformers(served: Served) -> None:
     question, context = "word3 word40", " ".join(WORDS[5:25])
-    tokenizer, hf = word_tokenizer(64), served.models["reader"]
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer, hf = served.tokenizers["reader"], served.models["reader"]
     pair = tokenizer.encode(question, context)
-    with torch.no_grad():
-        output = hf(input_ids=torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids]))
+    output = hf(input_ids=torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids]))
     places = [0, *(index for index, sequence in enumerate(pair.sequence_ids) if sequence == 1)]
     first, last = (logits[0, places].double().softmax(0) for logits in (output.start_logits, output.end_logits))
     products = torch.outer(first[1:], last[1:]).triu()
@@ -664,8 +648,6 @@ def test_an_answer_is_that_of_the_logits_of_transformers(served: Served) -> None
 
 def test_masks_are_filled_as_by_the_pipeline_of_transformers(served: Served) -> None:
     hf, tokenizer = served.models["masked"], served.tokenizers["masked"]
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, mask_token="[MASK]", pad_token="[PAD]", model_input_names=["input_ids"]
     )
@@ -702,12 +684,9 @@ def test_masks_are_filled_as_by_the_pipeline_of_transformers(served: Served) -> 
 
 def test_sparse_vectors_are_largest_logits_of_transformers(served: Served) -> None:
     tokenizer, hf = served.tokenizers["masked"], served.models["masked"]
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     given = post(served.server, "/embed_sparse?model=masked", {"inputs": TEXTS})
     for text, vector in zip(TEXTS, given, strict=True):
-        with torch.no_grad():
-            logits = hf(torch.tensor([tokenizer.encode(text).ids])).logits[0]
+        logits = hf(torch.tensor([tokenizer.encode(text).ids])).logits[0]
         weights = torch.log1p(torch.relu(logits)).max(dim=0).values.numpy()
         assert {item["index"] for item in vector} == set(weights.nonzero()[0].tolist())
         np.testing.assert_allclose([item["value"] for item in vector], weights[weights > 0], rtol=0, atol=TOLERANCE)
@@ -718,31 +697,13 @@ def test_sparse_vectors_are_largest_logits_of_transformers(served: Served) -> No
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"inputs": "word1"}, "inputs must have 1 to 16 masks, the token [MASK] of masked, got 0."),
-        (
-            {"inputs": ["[MASK]", "[MASK]" * 17]},
-            "inputs[1] must have 1 to 16 masks, the token [MASK] of masked, got 17.",
-        ),
-        ({"inputs": "[MASK]", "targets": ["word1 word2"]}, "targets[0] is 2 tokens of this model, and must be one."),
-    ],
-)
-def test_wrong_masks_and_targets_are_refused(served: Served, fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(HTTPError) as raised:
-        post(served.server, "/v1/fill-mask", {"model": "masked", **fields})
-    assert message in json.loads(raised.value.read())["error"]["message"]
-
-
 def test_a_language_model_embeds_texts_by_its_last_token(served: Served) -> None:
     tokenizer, hf = served.tokenizers["qwen3-embedding"], served.models["qwen3-embedding"]
     for options, prompt in (({}, ""), ({"prompt_name": "query"}, "Instruct: Find it.\nQuery:")):
         body = {"model": "qwen3-embedding", "inputs": TEXTS, **options}
         given = post(served.server, "/v1/encode", body)["embeddings"]
         for text, vector in zip(TEXTS, given, strict=True):
-            with torch.no_grad():
-                hidden = hf.model(torch.tensor([tokenizer.encode(prompt + text).ids])).last_hidden_state[0, -1]
+            hidden = hf.model(torch.tensor([tokenizer.encode(prompt + text).ids])).last_hidden_state[0, -1]
             expected = torch.nn.functional.normalize(hidden, dim=0).numpy()
             np.testing.assert_allclose(vector, expected, rtol=0, atol=TOLERANCE)
         if not prompt:
@@ -754,8 +715,7 @@ def test_attention_of_a_language_model_that_embeds_texts(served: Served) -> None
     tokenizer, hf = served.tokenizers["qwen3-embedding"], served.models["qwen3-embedding"]
     (output,) = post(served.server, "/v1/attention", {"model": "qwen3-embedding", "inputs": TEXTS[:1]})["outputs"]
     (found,) = output["maps"]
-    with torch.no_grad():
-        expected = hf(torch.tensor([tokenizer.encode(TEXTS[0]).ids]), output_attentions=True).attentions
+    expected = hf(torch.tensor([tokenizer.encode(TEXTS[0]).ids]), output_attentions=True).attentions
     maps = np.array(found["data"]).reshape(found["shape"])
     np.testing.assert_allclose(maps, np.stack([one[0] for one in expected]), rtol=0, atol=TOLERANCE)
 
@@ -774,8 +734,7 @@ def yes_of(served: Served, instruction: str, query: str, document: str, max_toke
     before, after = tokenizer.encode(BEFORE).ids, tokenizer.encode(AFTER).ids
     pair = tokenizer.encode(f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}").ids
     ids = [*before, *pair[: max_tokens - len(before) - len(after)], *after]
-    with torch.no_grad():
-        logits = hf(torch.tensor([ids])).logits[0, -1]
+    logits = hf(torch.tensor([ids])).logits[0, -1]
     return float(logits[[_id_of(tokenizer, "no"), _id_of(tokenizer, "yes")]].softmax(0)[1])
 
 
@@ -805,29 +764,34 @@ def test_long_documents_are_cut_as_in_the_readme(served: Served) -> None:
     assert response["results"][0]["relevance_score"] == pytest.approx(expected, abs=TOLERANCE)
 
 
+MASKS = "must have 1 to 16 masks, the token [MASK] of masked, got"
+TWO_TOKENS = {"inputs": "[MASK]", "targets": ["word1 word2"]}
+
+
 @pytest.mark.parametrize(
-    ("path", "body", "status", "message"),
+    ("path", "body", "message"),
     [
-        ("/v1/rerank", {"model": "ranker", "instruction": "Find."}, 422, "ranker has no instruction; leave"),
+        ("/v1/fill-mask", {"model": "masked", "inputs": "word1"}, f"inputs {MASKS} 0."),
+        ("/v1/fill-mask", {"model": "masked", "inputs": ["[MASK]", "[MASK]" * 17]}, f"inputs[1] {MASKS} 17."),
+        ("/v1/fill-mask", {"model": "masked", **TWO_TOKENS}, "targets[0] is 2 tokens of this model, and must be one."),
+        ("/v1/rerank", {"model": "ranker", "instruction": "Find."}, "ranker has no instruction; leave"),
         (
             "/v1/rerank",
             {"model": "qwen3-reranker", "instruction": "x" * 10**6},
-            422,
             "instruction must have at most 400 tokens",
         ),
-        ("/predict?model=qwen3-reranker", {"inputs": "one text"}, 422, "inputs must have pairs of texts for"),
+        ("/predict?model=qwen3-reranker", {"inputs": "one text"}, "inputs must have pairs of texts for"),
     ],
 )
-def test_requests_that_a_reranker_rejects(
-    served: Served, path: str, body: dict[str, Any], status: int, message: str
+def test_a_request_that_the_model_cannot_read_is_refused(
+    served: Served, path: str, body: dict[str, Any], message: str
 ) -> None:
     if path == "/v1/rerank":
         body = {"query": "word3", "documents": TEXTS, **body}
-    request = Request(served.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with pytest.raises(HTTPError) as raised:
-        urlopen(request, timeout=30)
+        post(served.server, path, body)
     assert message in raised.value.read().decode()
-    assert raised.value.code == status
+    assert raised.value.code == 422
 
 
 @pytest.mark.parametrize("name", NLI_MODELS)

@@ -42,6 +42,20 @@ def test_a_checkout_stays_small() -> None:
     assert sum(path.stat().st_size for path in files) < 75 * MEGABYTE
 
 
+def test_the_chat_model_answers_the_examples_of_the_page_and_of_the_documentation(shipped: RunningServer) -> None:
+    replies = {
+        "Always finish with sunshine. How are you?": "I am fine, thank you, sunshine.",
+        "Tell me a joke.": "My socks tell better jokes.",
+        "What is the opposite of big?": "The opposite is small.",
+    }
+    examples = Path("service/page/examples.js").read_text(encoding="utf-8")
+    assert f"chat: {json.dumps(list(replies))}," in examples
+    replies |= {"How are you?": "I am fine, thank you.", "Hello!": "Nice to meet you."}
+    for message, expected in replies.items():
+        body = {"model": "smalltalk-chat-gatt", "messages": [{"role": "user", "content": message}]}
+        assert post(shipped, "/v1/chat/completions", body)["choices"][0]["message"]["content"] == expected
+
+
 @each_bundle
 def test_a_bundle_is_listed_with_its_tasks(shipped: RunningServer, folder: Path) -> None:
     manifest = read_manifest(folder)

@@ -20,7 +20,8 @@ from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.data.tokenizer_training import encode_lines, read_tokenizer
 from sightline.service.runtime.ort import OnnxRunner
-from tests.equality.serving import client_of
+from tests.equality.serving import client_of, write_bundles
+from tests.equality.systems import random_models
 from tests.support.training_runs import export_bundle
 
 SHIPPED = Path("bundles/multi30k-en-de")
@@ -54,6 +55,14 @@ def float_bundle(model: Transformer, sentences: list[str], tmp_path_factory: pyt
     save_checkpoint(folder / "checkpoint", model.config, model.state_dict(), tokenizer, facts={})
     export_bundle(folder / "checkpoint", folder / "bundle", BundleMetadata("equality"), sentences[:2], check=False)
     return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def folder(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoint with random weights and bundle of each of the `SYSTEMS` of a module."""
+    module, tokenizer = request.module, checkpoint / "tokenizer.json"
+    models = random_models(module.SYSTEMS, tokenizer, module.NOISE)
+    return write_bundles(tmp_path_factory.mktemp("systems"), models, tokenizer)
 
 
 @pytest.fixture(scope="module")

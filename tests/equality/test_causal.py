@@ -182,11 +182,7 @@ def test_float16_is_rejected_by_name(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_http_gives_pytorchs_tokens_and_maps(
-    folder: Path,
-    model: CausalModel,
-    models: Reference[CausalModel],
-    toy_sentences: list[str],
-    prompts: list[Ids],
+    folder: Path, model: CausalModel, models: Reference[CausalModel], toy_sentences: list[str], prompts: list[Ids]
 ) -> None:
     parameters = {"max_new_tokens": MAX_NEW_TOKENS, "return_attention": True}
     async with client_of(folder) as client:

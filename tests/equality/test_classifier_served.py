@@ -20,8 +20,7 @@ from sightline.service.engine.request import Encoded, EncodeRequest, Event
 from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.running import FAR
-from tests.equality.serving import write_bundles
-from tests.equality.systems import MakeConfig, random_models, small, small_systems
+from tests.equality.systems import MakeConfig, small, small_systems
 from tests.rounding import assert_within_rounding
 
 pytestmark = pytest.mark.anyio
@@ -30,14 +29,7 @@ SYSTEMS: dict[str, MakeConfig] = {
     "three-labels": small("sentiment", labels=("bad", "fair", "good")),
     **small_systems(ClassifierConfig),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoint with random weights and bundle of each system."""
-    tokenizer = checkpoint / "tokenizer.json"
-    models = random_models(SYSTEMS, tokenizer, noise=0.3)
-    return write_bundles(tmp_path_factory.mktemp("classifiers"), models, tokenizer)
+NOISE = 0.3  # of the weights of the fixture `folder`
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)

@@ -20,32 +20,28 @@ from sightline.model.rounding import reference
 from sightline.service.inference.generate import reason_against_hiding
 from sightline.service.parameters import FORCED, GenerateParameters
 from sightline.service.runtime.ort import OnnxRunner
-from tests.equality.running import make_request, run
-from tests.equality.serving import load_system, write_bundles
-from tests.equality.systems import MakeConfig, random_models, small
+from tests.equality.running import assert_same_targets, make_request, run
+from tests.equality.serving import load_system
+from tests.equality.systems import small
 from tests.rounding import assert_within_rounding
 
 Ids = tuple[int, ...]
-SYSTEMS: dict[str, MakeConfig] = {
-    name: small(name) for name in ("transformer", "linformer", "bahdanau", "luong-dot", "hard-marginal")
+HIDING = ("transformer", "linformer", "bahdanau", "luong-dot", "hard-marginal")
+REJECTED = {
+    "fixed-context": "its decoder does not attend to source tokens",
+    "luong-location": "its attention depends on the positions of source tokens",
+    "luong-local-p": "its attention depends on the positions of source tokens",
 }
-REJECTED: dict[str, MakeConfig] = {name: small(name) for name in ("fixed-context", "luong-location", "luong-local-p")}
+SYSTEMS = {name: small(name) for name in (*HIDING, *REJECTED)}
+NOISE = 0.2  # of the weights of the fixture `folder`
 GREEDY = GenerateParameters(max_new_tokens=8)
 BEAMS = GenerateParameters(max_new_tokens=8, num_beams=3, num_return_sequences=2)
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoint with random weights and bundle of each system."""
-    tokenizer = checkpoint / "tokenizer.json"
-    models = random_models(SYSTEMS | REJECTED, tokenizer, noise=0.2)
-    return write_bundles(tmp_path_factory.mktemp("hidden"), models, tokenizer)
 
 
 System = tuple[TranslationModel, OnnxRunner, list[Ids]]
 
 
-@pytest.fixture(scope="module", params=SYSTEMS)
+@pytest.fixture(scope="module", params=HIDING)
 def system(request: pytest.FixtureRequest, folder: Path, toy_sentences: list[str]) -> System:
     return load_system(folder, request.param, toy_sentences)
 
@@ -129,22 +125,10 @@ def test_alone_equals_batched_bit_for_bit(system: System) -> None:
     for request, *together in zip(requests, *(run(runner, requests, one) for one in (None, Random(2))), strict=True):
         (alone,) = run(runner, [request])
         for given in together:
-            for one, other in zip(alone.targets, given.targets, strict=True):
-                assert one.tokens == other.tokens
-                for kind, maps in one.attention.items():
-                    np.testing.assert_array_equal(other.attention[kind], maps)
+            assert_same_targets(alone.targets, given.targets)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("fixed-context", "its decoder does not attend to source tokens"),
-        ("luong-location", "its attention depends on the positions of source tokens"),
-        ("luong-local-p", "its attention depends on the positions of source tokens"),
-    ],
-)
-def test_a_decoder_that_needs_positions_is_rejected(
-    name: str, reason: str, folder: Path, toy_sentences: list[str]
-) -> None:
+@pytest.mark.parametrize("name", REJECTED)
+def test_a_decoder_that_needs_positions_is_rejected(name: str, folder: Path, toy_sentences: list[str]) -> None:
     _, runner, _ = load_system(folder, name, toy_sentences)
-    assert reason_against_hiding(runner.manifest) == reason
+    assert reason_against_hiding(runner.manifest) == REJECTED[name]

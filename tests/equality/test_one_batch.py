@@ -5,13 +5,20 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 
-from sightline.service.engine.request import Generated, GenerateRequest, Target, TokenEvent
+from sightline.service.engine.request import Generated, GenerateRequest, TokenEvent
 from sightline.service.parameters import FORCED, GenerateParameters
 from sightline.service.runtime.ort import OnnxRunner
-from tests.equality.running import final, make_request, run, run_events
+from tests.equality.running import (
+    assert_same_maps,
+    assert_same_targets,
+    final,
+    make_request,
+    run,
+    run_events,
+    without_maps,
+)
 
 KINDS = frozenset({"encoder", "cross", "decoder"})
 PREFIX = (268, 301)  # two tokens like any other
@@ -36,19 +43,6 @@ MIX: tuple[dict[str, Any], ...] = (
 
 def mixed_requests(sources: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
     return [make_request(source, **MIX[number % len(MIX)]) for number, source in enumerate(sources[:60])]
-
-
-def assert_same_targets(expected: Sequence[Target], given: Sequence[Target]) -> None:
-    """Return all values of targets for a bitwise comparison."""
-    for one, other in zip(expected, given, strict=True):
-        assert without_maps(other) == without_maps(one)
-        assert_same_maps(one, other)
-
-
-def assert_same_maps(expected: Target, given: Target) -> None:
-    assert given.attention.keys() == expected.attention.keys()
-    for kind, maps in expected.attention.items():
-        np.testing.assert_array_equal(given.attention[kind], maps)
 
 
 def assert_same_results(expected: Sequence[Generated], given: Sequence[Generated]) -> None:
@@ -108,10 +102,6 @@ def test_with_maps_equals_without(runner: OnnxRunner, requests: list[GenerateReq
     assert_same_results(without, given)
 
 
-def without_maps(target: Target) -> Target:
-    return replace(target, attention={})
-
-
 @pytest.mark.parametrize("prefix", [(), PREFIX])
 def test_a_generated_targets_maps_are_those_of_forcing_it(
     prefix: tuple[int, ...], runner: OnnxRunner, sources: list[tuple[int, ...]]
@@ -129,11 +119,7 @@ def test_a_generated_targets_maps_are_those_of_forcing_it(
     ]
     found = [(request, target) for request in requests for target in run(runner, [request])[0].targets]
     forced = [
-        replace(
-            request,
-            parameters=FORCED,
-            target_prefix=tuple(token.id for token in target.tokens),
-        )
+        replace(request, parameters=FORCED, target_prefix=tuple(token.id for token in target.tokens))
         for request, target in found
     ]
     for (_, target), result in zip(found, run(runner, forced), strict=True):

@@ -23,7 +23,6 @@ from sightline.base.text.chat_prompt import apply_chat_template
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.export import pipeline
 from sightline.export.card import CARD
-from sightline.export.pipeline import Checked
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.architectures.factory import Model, build_model
@@ -38,7 +37,7 @@ from sightline.model.data.tokenizer_training import decode_ids, prompt_tokenizer
 from sightline.model.decoding.reference import greedy, pytorch_steps
 from tests.equality.serving import ask, client_of
 from tests.support.export import main
-from tests.support.training_runs import UNCHECKED
+from tests.support.training_runs import omit_check
 
 pytestmark = pytest.mark.anyio
 LABELS = ("praise", "complaint", "question", "order", "Größe 🙂")
@@ -125,7 +124,7 @@ def folder(toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -
     train_on_dialogues(folder / "dialogues", folder / "runs" / "chat")
     for run in (folder / "runs").iterdir():
         # The tests compare all models with PyTorch; the export checks one of them.
-        check = pipeline.check if run.name == "chat" else lambda *_: Checked(UNCHECKED, None, 1)
+        check = pipeline.check if run.name == "chat" else omit_check
         with patch.object(pipeline, "check_in_child", check):
             assert main([str(run), "--out", str(folder / "bundles" / run.name), "--sentences", str(sentences)]) == 0
     return folder
@@ -173,7 +172,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_sample("classification", folder / "data", 60)
     options = ["--epochs", "2", "--threads", "1", "--vocab-size", "400"]
     assert train(["train", "classification", str(folder / "data"), "--run", run, *options]) == 0
-    with patch.object(pipeline, "check_in_child", lambda *_: Checked(UNCHECKED, None, 1)):
+    with patch.object(pipeline, "check_in_child", omit_check):
         assert main([run, "--out", out]) == 0
     return folder
 
@@ -228,7 +227,8 @@ async def test_embeddings_are_normalized_means(
     assert [one["embedding"] for one in openai["data"]] == own
     card = (await client.get("/v1/models/vectors")).json()
     assert card["sentence_similarity"] and card["tasks"] == ["encode", "attention", "similar", "tokenize"]
-    assert card["embedding"] == {"pooling": "mean", "normalize": True, "prompts": {}, "default_prompt": None}
+    embedding = {"pooling": "mean", "normalize": True, "prompts": {}, "default_prompt": None, "matryoshka": None}
+    assert card["embedding"] == embedding
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda dialogue: dialogue[-1][1])

@@ -19,8 +19,8 @@ from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.comparing import assert_decoding_equals_pytorch, assert_searches_equal_pytorch
 from tests.equality.running import GREEDY, assert_alone_equals_batched, make_request
-from tests.equality.serving import client_of, load_reference, load_system, write_bundles
-from tests.equality.systems import MakeConfig, random_models, small, small_systems
+from tests.equality.serving import client_of, load_reference, load_system
+from tests.equality.systems import MakeConfig, small, small_systems
 from tests.rounding import assert_within_rounding, rows_sum_to_one
 
 SYSTEMS: dict[str, MakeConfig] = {
@@ -33,16 +33,7 @@ SYSTEMS: dict[str, MakeConfig] = {
     "hard-reinforce-previous": small("hard-reinforce", attention="additive", query="previous"),
     **small_systems(RecurrentConfig),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoint with random weights and bundle of each system."""
-    tokenizer = checkpoint / "tokenizer.json"
-    models = random_models(SYSTEMS, tokenizer, noise=0.2)
-    return write_bundles(tmp_path_factory.mktemp("recurrent"), models, tokenizer)
-
-
+NOISE = 0.2  # of the weights of the fixture `folder`
 System = tuple[RecurrentModel, OnnxRunner, list[tuple[int, ...]]]
 
 

@@ -72,8 +72,7 @@ def swap_two_heads(model: Transformer) -> None:
 
 
 @pytest.mark.parametrize(
-    "mistake",
-    [change_one_weight, forget_the_scale, shift_positions, round_to_half, swap_two_heads],
+    "mistake", [change_one_weight, forget_the_scale, shift_positions, round_to_half, swap_two_heads]
 )
 def test_an_error_in_the_model_is_outside_the_limits(
     model: Transformer, mistake: Callable[[Transformer], None]

@@ -14,21 +14,13 @@ from torch.nn.functional import cosine_similarity, normalize
 from sightline.model.architectures.factory import Model, PretrainedModel
 from sightline.model.checkpoint import load_model
 from sightline.model.rounding import reference
-from tests.equality.serving import write_bundles
-from tests.equality.systems import random_models, small
+from tests.equality.systems import small
 from tests.rounding import assert_within_rounding
 
 pytestmark = pytest.mark.anyio
 # One of each architecture.
 SYSTEMS = {name: small(name) for name in ("chat-gatt", "sentiment", "bahdanau", "post-norm")}
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoint with random weights of each architecture, and its bundle."""
-    tokenizer = checkpoint / "tokenizer.json"
-    models = random_models(SYSTEMS, tokenizer, noise=0.1)
-    return write_bundles(tmp_path_factory.mktemp("similar"), models, tokenizer)
+NOISE = 0.1  # of the weights of the fixture `folder`
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

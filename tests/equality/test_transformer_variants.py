@@ -26,8 +26,8 @@ from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.comparing import assert_decoding_equals_pytorch, assert_searches_equal_pytorch
 from tests.equality.running import GREEDY, assert_alone_equals_batched, make_request
-from tests.equality.serving import client_of, load_reference, load_system, write_bundles
-from tests.equality.systems import MakeConfig, random_models, small, small_systems
+from tests.equality.serving import client_of, load_reference, load_system
+from tests.equality.systems import MakeConfig, small, small_systems
 from tests.rounding import assert_within_rounding, rows_sum_to_one
 from tests.support.training_runs import verify_bundle
 
@@ -42,16 +42,7 @@ SYSTEMS: dict[str, MakeConfig] = {
 }
 # Encoders with the operators of others, which are converted in the slow tests.
 SLOW = ("key-value", "single-head", "positions-none", "unscaled", "no-residual")  # parts of their names
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoint with random weights and bundle of each system."""
-    tokenizer = checkpoint / "tokenizer.json"
-    models = random_models(SYSTEMS, tokenizer, noise=0.1)
-    return write_bundles(tmp_path_factory.mktemp("variants"), models, tokenizer)
-
-
+NOISE = 0.1  # of the weights of the fixture `folder`
 System = tuple[Transformer, OnnxRunner, list[tuple[int, ...]]]
 
 
@@ -137,8 +128,7 @@ def test_a_changed_weight_is_found(
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if any(map(name.count, SLOW)) else []) for name in SYSTEMS],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if any(map(name.count, SLOW)) else []) for name in SYSTEMS]
 )
 @pytest.mark.parametrize(("form", "largest"), [("half", 0.02), ("int8", 0.2)])
 def test_encoders_in_float16_and_in_8_bits_stay_near_float32(

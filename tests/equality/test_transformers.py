@@ -164,11 +164,7 @@ def test_processors_agree(
 
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
 def test_suppressed_tokens_agree(
-    parameters: GenerateParameters,
-    agree: Agree,
-    marian: Any,
-    sources: list[tuple[int, ...]],
-    frequent: tuple[int, ...],
+    parameters: GenerateParameters, agree: Agree, marian: Any, sources: list[tuple[int, ...]], frequent: tuple[int, ...]
 ) -> None:
     shaped = parameters.model_copy(update={"suppress_tokens": frequent, "max_new_tokens": 30})
     requests = [make_request(source, parameters=shaped) for source in sources[:SHORT]]
@@ -179,11 +175,7 @@ def test_suppressed_tokens_agree(
 
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
 def test_stops_agree(
-    parameters: GenerateParameters,
-    agree: Agree,
-    marian: Any,
-    sources: list[tuple[int, ...]],
-    frequent: tuple[int, ...],
+    parameters: GenerateParameters, agree: Agree, marian: Any, sources: list[tuple[int, ...]], frequent: tuple[int, ...]
 ) -> None:
     """A stopping criterion ends a beam like the end token."""
     stop = StopAt(frequent[1:4])  # the first is the full stop

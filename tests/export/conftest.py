@@ -11,7 +11,7 @@ from sightline.export.check.sessions import Sessions, open_sessions
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint
 from sightline.model.rounding import Reference, reference
-from tests.support.training_runs import UNCHECKED
+from tests.support.training_runs import omit_check
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,7 @@ def copied(bundle: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Omit the verification, which takes seconds."""
-    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
+    monkeypatch.setattr(pipeline, "check_in_child", omit_check)
 
 
 @pytest.fixture

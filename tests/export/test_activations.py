@@ -1,5 +1,6 @@
 """Activations of the graphs are exact, and those of the reference equal Transformers."""
 
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from sightline.export.check.numpy_reference import activate
+from sightline.export.check.numpy_reference import _erf, activate
 from sightline.export.families.description import Activation
 from sightline.export.families.values import ACTIVATIONS
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
@@ -40,3 +41,9 @@ def test_activations_are_those_of_transformers(name: str) -> None:
     x = np.linspace(-30, 30, 6001)
     expected = ACT2FN[name](torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(activate(x, ACTIVATIONS[name]), expected, rtol=0, atol=1e-8)
+
+
+def test_the_error_function_is_exact_in_float64() -> None:
+    x = np.concatenate([np.linspace(-7, 7, 14_001), [np.inf, -np.inf, 1e-300, 1 / 128]])
+    np.testing.assert_allclose(_erf(x), [math.erf(value) for value in x], rtol=4e-16, atol=0)
+    assert np.isnan(_erf(np.array([np.nan]))).all()

@@ -55,11 +55,7 @@ def test_half_weights_are_widened_only_if_float16_is_lossless(tmp_path: Path) ->
     graph.add("Identity", total, output=graph.output("y", TensorProto.FLOAT, ("batch", 2)))
     model = graph.build()
     stored = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    assert stored == {
-        "exact.float16": TensorProto.FLOAT16,
-        "inexact": TensorProto.FLOAT,
-        "vector": TensorProto.FLOAT,
-    }
+    assert stored == {"exact.float16": TensorProto.FLOAT16, "inexact": TensorProto.FLOAT, "vector": TensorProto.FLOAT}
     (tmp_path / "sum.onnx").write_bytes(model.SerializeToString())
     weights.close()
     session = onnxruntime.InferenceSession(str(tmp_path / "sum.onnx"), providers=["CPUExecutionProvider"])

@@ -14,13 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, processors
-from transformers import (
-    Gemma3TextConfig,
-    LlamaConfig,
-    Qwen3Config,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import Gemma3TextConfig, LlamaConfig, Qwen3Config, T5Config, T5ForConditionalGeneration
 
 from sightline.base.bundle import Manifest, PairTemplate, read_bundle
 from sightline.base.text.jinja import ChatTemplateError

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,12 +63,22 @@ def test_the_kind_is_that_of_the_description(name: str, kind: str) -> None:
     assert check_configuration(Path(f"tests/data/configs/{name}.json")).kind == kind
 
 
+UNKNOWN = "has 1 keys that are not known for its architecture"
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
         ({}, "model_type '' is not supported"),
         (BERT | {"architectures": ["BertForNothing"]}, "architectures ['BertForNothing'] of model_type 'bert'"),
-        (BERT | {"experts": 8}, "config.json has 1 keys that are not known for its architecture: experts"),
+        (BERT | {"is_causal": True}, "config.json: is_causal is true, which is not supported"),
+        (GPT2 | {"num_attention_heads": 6}, f"{UNKNOWN}: num_attention_heads"),  # read as n_head
+        (GPT2 | {"layer_types": ["a"]}, f"{UNKNOWN}: layer_types; they may"),
+        (BERT | {"note": "x", "auto_map": {"AutoModel": "a.B"}}, f"{UNKNOWN}: note"),
+        (
+            BERT | {"note": "x", "transformers_version": "5.99.0"},
+            "so the checkpoint is not imported; --ignore-key NAME",
+        ),
         (BERT | {"hidden_act": "maxout"}, "the activation maxout is not supported"),
         (BERT | {"num_attention_heads": 7}, "num_attention_heads must be a divisor of the width 768, got 7"),
         (GPT2 | {"eos_token_id": None}, "neither generation_config.json nor config.json has eos_token_id"),
@@ -76,6 +87,30 @@ def test_the_kind_is_that_of_the_description(name: str, kind: str) -> None:
 )
 def test_a_refusal_names_the_reason(config: object, reason: str, tmp_path: Path) -> None:
     assert reason in check_configuration(write(tmp_path, config)).reason
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("google-bert--bert-base-uncased", {"my_note": "fine-tuned 2026", "experts": 8, "my.note": {}, "[a]*": 1}),
+        ("google-bert--bert-base-uncased", {"xla_device": None, "max_sequence_length": 9, "directionality": "uni"}),
+        ("sentence-transformers--all-MiniLM-L6-v2", {"matryoshka_dimensions": [64], "is_matryoshka": True}),
+        ("openai-community--gpt2", {"eos_token_ids": [1], "not_there": None, "transformers_version": None}),
+        ("mistralai--Mistral-7B-Instruct-v0.3", {"attention_bias": False}),
+        ("mistralai--Mistral-7B-Instruct-v0.3", {"rope_scaling": {"type": "default", "factor": 8.0, "note": "x"}}),
+        ("albert--albert-base-v2", {"gap_size": 1}),
+        ("answerdotai--ModernBERT-base", {"classifier_pooling": "max", "classifier_activation": "none"}),
+        ("google--gemma-3-1b-it", {"layer_types": ["sliding_attention"] * 26, "rope_scaling": {"factor": 8.0}}),
+        ("microsoft--deberta-v3-base", {"architectures": ["DebertaV2Model"], "pooler_hidden_act": "none"}),
+    ],
+)
+def test_a_key_that_transformers_does_not_read_refuses_nothing(
+    name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    config = json.loads(Path(f"tests/data/configs/{name}.json").read_text())
+    if "classifier_pooling" in changes:
+        config["architectures"] = ["ModernBertModel"]
+    assert check_configuration(write(tmp_path, config | changes)).reason == ""
 
 
 @pytest.mark.parametrize(

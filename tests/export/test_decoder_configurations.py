@@ -56,9 +56,7 @@ def test_rotary_options_of_transformers_4(edited: EditAndImport, name: str, key:
     assert_same_outputs(*edited(name, lambda config, _: older_form(config, key)))
 
 
-def test_gpt2_without_a_prefix_and_with_masks_and_a_copy_of_the_embedding(
-    edited: EditAndImport,
-) -> None:
+def test_gpt2_without_a_prefix_and_with_masks_and_a_copy_of_the_embedding(edited: EditAndImport) -> None:
     def edit(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         for name in list(tensors):
             tensors[name.removeprefix("transformer.")] = tensors.pop(name)
@@ -70,6 +68,29 @@ def test_gpt2_without_a_prefix_and_with_masks_and_a_copy_of_the_embedding(
     imported, hf = edited("gpt2", edit)
     assert "output.weight" not in imported.weights
     assert_same_outputs(imported, hf)
+
+
+def projection_alone(embedding: str) -> Edit:
+    """Return an edit that stores the table of tokens as the projection only."""
+    return lambda _, tensors: tensors.update({"lm_head.weight": tensors.pop(embedding)})
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("gpt2", projection_alone("transformer.wte.weight")),
+        ("opt", projection_alone("model.decoder.embed_tokens.weight")),
+        ("gpt-neox-sequential", projection_alone("gpt_neox.embed_in.weight")),
+        ("gemma2", projection_alone("model.embed_tokens.weight")),
+        ("olmo2-bias", projection_alone("model.embed_tokens.weight")),
+        ("llama", lambda config, _: config.update(rope_scaling=config["rope_parameters"])),
+        ("llama-yarn", lambda config, _: config.update(rope_scaling=config["rope_parameters"])),
+        ("phi3", lambda config, _: config.update(lm_head_bias=True, mlp_bias=True)),
+        ("gemma3", lambda config, _: config.update(attn_logit_softcapping=2.0)),
+    ],
+)
+def test_forms_that_transformers_reads(name: str, edit: Edit, edited: EditAndImport) -> None:
+    assert_same_outputs(*edited(name, edit))
 
 
 def test_qwen_windows_without_layer_types(edited: EditAndImport) -> None:
@@ -130,14 +151,9 @@ REJECTED: Mapping[str, tuple[str, Edit, str]] = {
     ),
     "dynamic without a factor": ("llama", rope(rope_type="dynamic"), r"has no key 'factor'"),
     "longrope without factors": ("llama", rope(rope_type="longrope"), r"has no key 'short_factor'"),
-    "too few factors": (
-        "phi3",
-        rope(long_factor=[1.0] * 4),
-        r"long_factor must be a list of 5 positive numbers",
-    ),
+    "too few factors": ("phi3", rope(long_factor=[1.0] * 4), r"long_factor must be a list of 5 positive numbers"),
     "factor of zero": ("phi3", rope(short_factor=[1.0] * 4 + [0.0]), r"short_factor must be a list of 5 positive"),
     "phi3 rope type": ("phi3", rope(rope_type="linear", factor=2.0), r"the rope type 'linear' is not one of Phi-3"),
-    "phi3 bias": ("phi3", setting(lm_head_bias=True), r"lm_head_bias is true"),
     "phi3 packed": (
         "phi3",
         setting(num_key_value_heads=3),
@@ -155,13 +171,22 @@ REJECTED: Mapping[str, tuple[str, Edit, str]] = {
     "neox share": ("gpt-neox", setting(partial_rotary_factor=0.3), r"partial_rotary_factor is 0\.3"),
     "neox bias": ("gpt-neox", setting(attention_bias=False), r"exclude this bias"),
     "neox output": ("gpt-neox", without("embed_out.weight"), r"no tensor 'embed_out.weight', although tie_word"),
+    "neox projections": (
+        "gpt-neox",
+        adding("lm_head.weight", 211, 60),
+        r"'lm_head.weight' and 'embed_out.weight' differ, although both are the projection",
+    ),
     "opt embedding": ("opt", setting(word_embed_proj_dim=30), r"no tensor 'model.decoder.project_in.weight'"),
     "opt norms": ("opt", setting(layer_norm_elementwise_affine=False), r"layer_norm_elementwise_affine is false"),
     "opt positions": ("opt", setting(max_position_embeddings=41), r"embed_positions.weight' has the shape \[42, 60\]"),
     "olmo2 norm": ("olmo2", adding("model.layers.0.input_layernorm.weight", 60), r"1 tensors that .* does not use"),
     "granite logits": ("granite", setting(logits_scaling=0.0), r"logits_scaling must be greater than 0"),
-    "unknown rope key": ("llama", rope(beta_fast=3), r"rope_parameters has 1 keys that are not known .*: beta_fast"),
-    "both ropes": ("llama", setting(rope_scaling={"type": "linear", "factor": 2.0}), "has both rope_scaling and"),
+    "unknown rope key": ("llama", rope(beta_fast=3), r"has 1 keys that are not known .*: rope_parameters.beta_fast"),
+    "both ropes": (
+        "llama",
+        setting(rope_scaling={"type": "linear", "factor": 2.0}),
+        "has both rope_scaling and rope_parameters, which",
+    ),
     "llama3 factors": ("llama-biases", rope(low_freq_factor=4.0), r"low_freq_factor must be less than .*got 4 and 4"),
     "theta": ("llama", rope(rope_theta=-1.0), r"rope_theta must be greater than 1, got -1"),
     "activation": ("llama", setting(hidden_act="elu"), r"the activation elu is not supported"),

@@ -76,10 +76,7 @@ def test_a_failed_verification_exits_with_1_and_writes_nothing(
     ("arguments", "message"),
     [
         (["nowhere", "--out", "toy"], "nowhere does not exist; name the folder of a checkpoint"),
-        (
-            ["nowhere", "--out", "toy", "--kind", "training"],
-            "nowhere is not a checkpoint: it has no config.json",
-        ),
+        (["nowhere", "--out", "toy", "--kind", "training"], "nowhere is not a checkpoint: it has no config.json"),
         (["verify", "nowhere", "--checkpoint", "elsewhere"], "nowhere is not a bundle: it has no manifest.json"),
         (
             ["nowhere", "--out", "toy", "--kind", "training", "--sentences", "none.txt"],
@@ -211,7 +208,7 @@ def test_quantize_writes_a_bundle_with_its_measurements(
     out = tmp_path / "small"
     arguments = ["quantize", str(bundle), "--out", str(out), "--bits", "8", "--block-size", "32"]
     arguments += ["--encoder", "per-token", "--layers", "float32"]
-    assert main([*arguments, "--data", str(parallel_text), "--limit", "1"]) == 0
+    assert main([*arguments, "--data", str(parallel_text), "--limit", "1", "--force"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["bits"], printed["block_size"]) == (8, 32)
     assert printed["schemes"] == {"encoder": "per-token", "layers": "float32", "projection": "group-wise"}
@@ -294,7 +291,7 @@ def test_half_writes_a_bundle_with_its_measurements(
     bundle: Path, tmp_path: Path, parallel_text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
-    assert main(["half", str(bundle), "--out", str(out), "--data", str(parallel_text), "--limit", "1"]) == 0
+    assert main(["half", str(bundle), "--out", str(out), "--data", str(parallel_text), "--limit", "1", "--force"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["bits"], printed["block_size"]) == (16, None)
     assert printed["quality"]["sentences"] == 1
@@ -340,12 +337,7 @@ def test_quantize_without_text_in_the_language_asks_for_it(
     ],
 )
 def test_quantize_on_missing_text_exits_with_2(
-    bundle: Path,
-    tmp_path: Path,
-    parallel_text: Path,
-    more: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    bundle: Path, tmp_path: Path, parallel_text: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
     arguments = ["quantize", str(bundle), "--out", str(out), "--bits", "8", "--data", str(parallel_text)]
@@ -419,7 +411,7 @@ def test_a_pair_that_is_too_long_is_rejected_with_its_file_and_line(
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {parallel_text / 'val.en'}, line 2 has ") and error.count("\n") == 1
-    assert main([*arguments, "--limit", "1"]) == 0
+    assert main([*arguments, "--limit", "1", "--force"]) == 0
 
 
 @pytest.mark.parametrize("command", ["quantize", pytest.param("half", marks=pytest.mark.slow)])

@@ -128,11 +128,7 @@ BART_CASES = (
     case(activation_function="relu"),
     case(tie_word_embeddings=False),
 )
-T5_CASES = (
-    case(relative_attention_max_distance=7),
-    case(layer_norm_epsilon=0.1),
-    case(feed_forward_proj="gated-silu"),
-)
+T5_CASES = (case(relative_attention_max_distance=7), case(layer_norm_epsilon=0.1), case(feed_forward_proj="gated-silu"))
 MODERNBERT_ROPE = {
     "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -174,10 +170,12 @@ CASES: Mapping[str, FamilyCases] = {
             case(pos_att_type=["c2p"]),
             case(position_biased_input=True),
             case(position_buckets=8),
+            case(position_buckets=2 * BERT_LIKE["max_position_embeddings"]),
             case(position_buckets=-1),
             case(position_buckets=-1, max_relative_positions=7),
             case(max_relative_positions=9),
             case(relative_attention=False),
+            case(relative_attention=False, norm_rel_ebd="layer_norm", position_buckets=3, conv_groups=2),
             case(share_att_key=False),
             case(type_vocab_size=2),
             case(conv_kernel_size=3),

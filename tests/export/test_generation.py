@@ -79,6 +79,7 @@ def test_a_decoder_only_model_without_a_start_token_starts_with_its_end_token() 
         ({"num_beams": 4, "length_penalty": 11}, "length_penalty is 11.0, but"),
         ({"max_new_tokens": 100_000}, "max_new_tokens is 100000, but"),
         ({"num_beam_groups": 2}, "num_beam_groups is 2, which is not supported"),
+        ({"renormalize_logits": True}, "renormalize_logits is true, which is not supported"),
         ({"begin_suppress_tokens": [4]}, r"begin_suppress_tokens is \[4\], which is not supported"),
         ({"forced_eos_token_id": 4}, "forced_eos_token_id is 4, but eos_token_id is 2"),
         ({"early_stopping": "soon"}, "early_stopping must be true, false or 'never', got 'soon'"),
@@ -99,6 +100,14 @@ def test_settings_that_have_no_effect_may_have_any_value() -> None:
     assert "the default of temperature is 0.0, but it should be greater than 0: it is not used" in generation.notes
     (note,) = read({"num_beams": 1, "length_penalty": 1e9}).notes
     assert note.startswith("the default of length_penalty is 1000000000.0, but")
+
+
+def test_keys_that_transformers_does_not_read_are_a_note() -> None:
+    assert (
+        read({"nothing": None, "renormalize_logits": False, "token_healing": False, "stop_strings": None}).notes == ()
+    )
+    (note,) = read({"my_note": "fine-tuned 2026"}).notes
+    assert note == "generation_config.json has keys that do not change the model and are ignored: my_note"
 
 
 def test_all_filters_of_samples_are_defaults() -> None:

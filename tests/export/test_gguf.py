@@ -25,7 +25,7 @@ from tests.support.export import main
 from tests.zoo.models import LLAMA3, LLAMA_LIKE, YARN, random_model
 
 Array = NDArray[Any]
-CONTROL, USER_DEFINED = 3, 4
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 LETTERS = [chr(33 + index) for index in range(90)]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TOKENS = [*SPECIAL, *LETTERS, "Ġ", "Ċ", "ab", "Ġa", "Ġab", "12", "123", "<tool>"]
@@ -34,15 +34,14 @@ KINDS = [*[CONTROL] * 3, *[1] * (len(TOKENS) - 4), USER_DEFINED]
 TEMPLATE = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
 TIED = {"tie_word_embeddings": True}
 SIZES = LLAMA_LIKE | {"vocab_size": len(TOKENS), "eos_token_id": 2, "bos_token_id": 1}
+BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}  # rows of whole blocks
 ROPE = {"rope_theta": 500000.0}
 MODELS: Mapping[str, Any] = {
     "llama": LlamaConfig(**SIZES),
     "llama-tied": LlamaConfig(**SIZES, **TIED, head_dim=12, rms_norm_eps=1e-5),
     "llama-biases": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
     "llama-3.1": LlamaConfig(
-        **SIZES,
-        head_dim=20,
-        rope_parameters={**LLAMA3, **ROPE, "factor": 32.0, "original_max_position_embeddings": 8192},
+        **SIZES, head_dim=20, rope_parameters=LLAMA3 | ROPE | {"factor": 32.0, "original_max_position_embeddings": 8192}
     ),
     "llama-linear": LlamaConfig(**SIZES, rope_parameters={**ROPE, "rope_type": "linear", "factor": 2.0}),
     "qwen2": Qwen2Config(**SIZES),
@@ -59,10 +58,18 @@ def permuted(array: Array, heads: int) -> Array:
 
 def add_tokenizer(writer: GGUFWriter, pre: str = "smollm") -> None:
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    if pre:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(TOKENS)
     writer.add_token_types(KINDS)
     writer.add_token_merges(MERGES)
+
+
+def finish(writer: GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def write_gguf(
@@ -114,10 +121,7 @@ def write_gguf(
             writer.add_tensor(stored, gguf.quantize(array, encoding), raw_dtype=encoding)
         else:
             writer.add_tensor(stored, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -156,7 +160,7 @@ def test_a_file_gives_the_model_of_its_safetensors(name: str, tmp_path: Path) ->
     hf = random_model(MODELS[name])
     hf.save_pretrained(tmp_path / "original")
     (tmp_path / "converted").mkdir()
-    assert convert(write_gguf(tmp_path / "model.gguf", hf), tmp_path / "converted") is None
+    assert convert(write_gguf(tmp_path / "model.gguf", hf), tmp_path / "converted").quantized is None
     (expected, tensors), (given, converted) = read(tmp_path / "original"), read(tmp_path / "converted")
     assert given == expected
     assert converted.keys() == tensors.keys()
@@ -178,9 +182,8 @@ QUANTIZED = [one for one in GGMLQuantizationType if one.name in ("F16", "BF16", 
 
 @pytest.mark.parametrize("encoding", QUANTIZED, ids=lambda one: one.name)
 def test_quantized_weights_approximate_the_original(encoding: GGMLQuantizationType, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
-    hf = random_model(LlamaConfig(**SIZES | sizes))
-    encodings = convert(write_gguf(tmp_path / "model.gguf", hf, encoding=encoding), tmp_path)
+    hf = random_model(LlamaConfig(**SIZES | BLOCKS))
+    encodings = convert(write_gguf(tmp_path / "model.gguf", hf, encoding=encoding), tmp_path).quantized
     assert encodings == (None if "F16" in encoding.name else f"{encoding.name}, F32")
     _, tensors = read(tmp_path)
     for name, parameter in hf.state_dict().items():
@@ -201,10 +204,7 @@ def test_encodings_without_an_encoder_are_decoded(name: str, tmp_path: Path) -> 
     data = blocks(encoding)
     writer.add_tensor("a", data, raw_dtype=encoding)
     writer.add_tensor("b", np.ones(5, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     file = GgufFile(tmp_path / "model.gguf")
     assert file.entries["a"].shape == (3, 2 * gguf.GGML_QUANT_SIZES[encoding][0])
     assert_array_equal(file.read("a"), gguf.dequantize(data, encoding))
@@ -242,12 +242,33 @@ def test_texts_are_split_by_the_pattern_of_the_file(pre: str, expected: Sequence
     assert tokenizer.decode(tokenizer.encode("ab123 ab").ids) == "ab123 ab"
 
 
-def test_sentencepiece_tokens_equal_transformers(tmp_path: Path) -> None:
+def test_missing_metadata_are_an_error_or_a_stated_assumption(tmp_path: Path) -> None:
+    path, llama = tmp_path / "model.gguf", random_model(MODELS["llama"])
+    notes = convert(write_gguf(path, random_model(MODELS["qwen2"]), ""), tmp_path).notes
+    assert notes == (
+        f"{path} has no tokenizer.ggml.add_bos_token: texts start with the start token if those of its tokenizer "
+        "usually do, it is assumed",
+        f"{path} has no tokenizer.ggml.pre: texts are split into words as those of qwen2 are, it is assumed",
+    )
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.encode("12345 ab").tokens == ["1", "2", "3", "4", "5", "Ġab"]
+    (tmp_path / "other").mkdir()
+    *_, note = convert(write_gguf(path, llama, "default"), tmp_path / "other").notes
+    assert note.endswith("tokenizer.ggml.pre default: texts are split into words as those of GPT-2 are, it is assumed")
+    with pytest.raises(ImportFailedError, match=r"no tokenizer.ggml.pre, so that it is not known how texts are split"):
+        convert(write_gguf(path, llama, ""), tmp_path)
+    path.write_bytes(write_gguf(path, llama, "llama-bpe").read_bytes().replace(b"bos_", b"box_"))
+    with pytest.raises(ImportFailedError, match=r"no tokenizer.ggml.bos_token_id, but its texts start with this token"):
+        convert(path, tmp_path)
+
+
+@pytest.mark.parametrize("padding", [CONTROL, UNUSED])
+def test_sentencepiece_tokens_equal_transformers(padding: int, tmp_path: Path) -> None:
     hf = random_model(LlamaConfig(**SIZES | {"vocab_size": 272}))
     words = ["▁", "a", "b", "ab", "▁a", "▁ab", "c", "cab", "▁cab"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     tokens += [f"<pad{index}>" for index in range(272 - len(tokens))]
-    kinds = [2, 3, 3, *[6] * 256, *[1] * 9, *[CONTROL] * 4]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * 9, *[padding] * 4]
     scores = [0.0] * 259 + [-7.0, -8.0, -9.0, -1.0, -3.0, -2.0, -10.0, -5.0, -4.0] + [0.0] * 4
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "llama",
@@ -267,20 +288,14 @@ def test_sentencepiece_tokens_equal_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"llama.rope.scaling.type": "longrope"},
-            "has the rope scaling 'longrope'; supported are none, linear and yarn",
-        ),
+        ({"llama.rope.scaling.type": "longrope"}, "rope scaling 'longrope'; supported are none, linear and yarn"),
         ({"llama.attention.sliding_window": 4}, "keys that are not known .*: llama.attention.sliding_window"),
         ({"llama.expert_count": 4}, "keys that are not known .*: llama.expert_count"),
         ({"split.count": 2}, "is one of several parts; merge them"),
         ({"general.alignment": 0}, "general.alignment must be an integer of at least 1, got '0'; download it again"),
         ({"general.alignment": "wide"}, "general.alignment must be an integer of at least 1, got 'wide'"),
         ({"tokenizer.ggml.token_type": 1}, "tokenizer.ggml.token_type a number from 1 to 6 for each"),
-        (
-            {"tokenizer.ggml.tokens": 1, "tokenizer.ggml.token_type": 0},
-            "tokenizer.ggml.tokens must be different strings",
-        ),
+        ({"tokenizer.ggml.tokens": 1, "tokenizer.ggml.token_type": 0}, "ggml.tokens must be different strings"),
     ],
 )
 def test_other_options_are_errors(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -331,9 +346,8 @@ def test_a_damaged_file_is_an_error_and_never_read_outside(tmp_path: Path) -> No
 
 
 def test_the_command_line_imports_and_verifies_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
     encoding = GGMLQuantizationType.Q8_0
-    path = write_gguf(tmp_path / "model.gguf", random_model(LlamaConfig(**SIZES | sizes)), encoding=encoding)
+    path = write_gguf(tmp_path / "model.gguf", random_model(LlamaConfig(**SIZES | BLOCKS)), encoding=encoding)
     assert main([str(path), "--out", str(tmp_path / "bundle"), "--bits", "32"]) == 0
     manifest = read_bundle(tmp_path / "bundle")
     assert manifest.architecture == "LlamaForCausalLM"

@@ -14,18 +14,21 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
 from sightline.__main__ import main as sightline
 from sightline.base.bundle import BundleError, Verification, read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export import pipeline
+from sightline.export.card import model_card
 from sightline.export.check.sessions import encode, open_sessions
+from sightline.export.describe import described
 from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources import opened_checkpoint, pickle_reader
-from sightline.export.sources.opened_checkpoint import Provenance, detect_kind
+from sightline.export.sources.opened_checkpoint import Provenance, detect_kind, open_folder
+from sightline.export.sources.run_folder import RunRecord
 from sightline.service.engine.observer import NullObserver
 from sightline.service.inference.dense import read_dense
 from sightline.service.loading import load_backend
@@ -33,7 +36,7 @@ from sightline.service.settings import Settings
 from tests.export.failing_checks import differ, end_process
 from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
 from tests.support.export import main
-from tests.support.training_runs import UNCHECKED
+from tests.support.training_runs import omit_check
 from tests.zoo.folders import modules
 
 METADATA = BundleMetadata("imported", "a test", "MIT")
@@ -81,6 +84,80 @@ def test_float16_and_bfloat16_weights_become_the_same_float32(folder: Path, tmp_
     assert digests[0] == digests[1]
 
 
+@pytest.mark.usefixtures("unverified")
+@pytest.mark.parametrize("pair", [None, "[CLS] $A $B:1"])
+def test_a_tokenizer_without_a_form_of_pairs_refuses_pairs_alone(
+    pair: str | None, folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = word_tokenizer()
+    special = [("[CLS]", 2)]
+    template = pair and processors.TemplateProcessing(single="[CLS] $A", pair=pair, special_tokens=special)
+    tokenizer.post_processor = template or processors.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    exported = export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
+    assert not exported.manifest.reads_pairs
+    assert any(note.startswith("pairs of texts are refused") for note in exported.notes)
+
+
+def added(id_: int, content: str, **options: bool) -> dict[str, Any]:
+    return {"added_tokens_decoder": {str(id_): {"content": content, **options}}}
+
+
+OTHER_TOKEN = "but tokenizer.json: it is none, or one of other options."
+BERT_OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+# What tokenizer_config.json says, and the note about it.
+CONTRADICTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
+    "lowercase": ({"do_lower_case": True}, "says do_lower_case true, but tokenizer.json: false."),
+    "prefix": ({"add_prefix_space": True}, "says add_prefix_space true, but tokenizer.json: false."),
+    "added": (added(4, "word0", special=False), f"says an added token 'word0', {OTHER_TOKEN}"),
+    "options": (added(2, "[CLS]", special=True, lstrip=True), f"says an added token '[CLS]', {OTHER_TOKEN}"),
+    "padding": (
+        {"pad_token": "[SEP]"},
+        "has the pad_token [SEP], whose id is 3, but the configuration has the id 0, which",
+    ),
+    "none": (
+        {"do_lower_case": False, "add_prefix_space": False, "pad_token": "[PAD]", "eos_token": "[CLS]"}
+        | added(2, "[CLS]", special=True),
+        "",
+    ),
+    **{option: ({option: False}, f"says {option} false, but tokenizer.json: true.") for option in BERT_OPTIONS},
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_contradictions_of_the_files_of_a_tokenizer_are_noted(case: str, folder: Path) -> None:
+    config, note = CONTRADICTIONS[case]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = word_tokenizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if case in BERT_OPTIONS:
+        tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with open_folder(folder) as opened, described(opened, ExportOptions()) as model:
+        starts = [text.removeprefix("tokenizer_config.json ")[: len(note)] for text in model.notes]
+    assert starts == ([note] if note else [])
+
+
+@pytest.mark.usefixtures("no_child")
+def test_keys_that_the_user_ignores_are_recorded(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(folder, auto_map={}, embedding_twist=2, note="x")
+    words = [str(folder), "--out", str(tmp_path / "bundle"), "--ignore-key", "embedding_twist", "--ignore-key"]
+    assert main([*words, "hidden_size"]) == 2
+    error = (
+        "--ignore-key hidden_size: config.json has no unknown key of this name; its unknown keys are embedding_twist, n"
+    )
+    assert error in capsys.readouterr().err
+    assert main([*words, "note"]) == 0
+    note = "note: config.json has keys that do not change the model and are ignored: embedding_twist, note\n"
+    assert note in capsys.readouterr().err
+    manifest = read_manifest(tmp_path / "bundle")
+    assert manifest.origin is not None and manifest.origin.ignored_keys == ("embedding_twist", "note")
+    assert "| ignored keys | embedding_twist, note |" in model_card(manifest, RunRecord())
+    assert sightline(["verify", str(tmp_path / "bundle"), "--checkpoint", str(folder)]) == 0
+
+
 @pytest.mark.usefixtures("no_child")
 def test_sightline_verify_compares_an_imported_bundle_with_its_checkpoint(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -106,9 +183,8 @@ def edit(folder: Path, **changes: Any) -> None:
 
 
 def drop_tensor(folder: Path) -> None:
-    tensors = bert_tensors()
-    del tensors["encoder.layer.1.output.dense.weight"]
-    save_file(tensors, folder / "model.safetensors")
+    kept = {name: array for name, array in bert_tensors().items() if name != "encoder.layer.1.output.dense.weight"}
+    save_file(kept, folder / "model.safetensors")
 
 
 def truncate(folder: Path) -> None:
@@ -155,8 +231,12 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str]] = {
         "config.json: hidden_size must be an integer, got n",
     ),
     "unknown key": (
-        lambda folder: edit(folder, embedding_twist=2),
+        lambda folder: edit(folder, transformers_version="99.0", embedding_twist=2),
         "config.json has 1 keys that are not known for its architecture: embedding_twist; they may change the outputs",
+    ),
+    "long key": (
+        lambda folder: edit(folder, transformers_version="99.0", **{"k" * 100_000: 2}),
+        "kkk; they may change the outputs, so the checkpoint is not imported; --ignore-key NAME imports it without",
     ),
     "unknown tensor": (
         lambda folder: save_file(
@@ -177,6 +257,10 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "tokenizer.json").write_text("{}"),
         "tokenizer.json is not a tokenizer of the tokenizers library",
     ),
+    "two ids of a token": (
+        lambda folder: (folder / "tokenizer_config.json").write_text(json.dumps(added(7, "[CLS]", special=True))),
+        "gives the token '[CLS]' the id 7, but tokenizer.json 2; correct",
+    ),
     "file": (become_file, "checkpoint is a file; name the folder of a checkpoint"),
     "empty folder": (clear, "checkpoint is empty; name the folder of a checkpoint"),
     "missing folder": (shutil.rmtree, "checkpoint does not exist; name the folder of a checkpoint"),
@@ -195,8 +279,18 @@ def test_an_error_of_the_user_is_one_complete_line_and_writes_nothing(
     assert main([str(folder), "--out", str(tmp_path / "out" / "bundle")]) == expected
     output, errors = capsys.readouterr()
     assert output == "" and errors.startswith("error: ") and errors.count("\n") == 1
-    assert message in errors
+    assert message in errors and len(errors) < 2200
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_a_terminal_shows_the_time_of_the_check(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "check", differ)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with pytest.raises(VerificationError):
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
+    assert "verifying: 00:0" in capsys.readouterr().err
 
 
 def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
@@ -214,10 +308,7 @@ def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
 
 @pytest.mark.usefixtures("unverified")
 def test_a_full_disk_is_an_error_that_leaves_nothing(
-    folder: Path,
-    small_disk: Callable[[int], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The disk becomes full while each of the files is written, because it grows by one page."""
     monkeypatch.setattr(pipeline, "_check_resources", lambda *_: None)
@@ -332,21 +423,15 @@ def test_layers_after_pooling_that_do_not_fit_are_not_served(folder: Path, tmp_p
         read_manifest(tmp_path / "bundle")
     document["embedding"]["dense"] = [layer | {"inputs": 4, "outputs": 17}]  # as many numbers
     path.write_text(json.dumps(document))
-    with pytest.raises(
-        BundleError, match=r"embedding\.dense reads vectors of 4 numbers, but the hidden states have 16"
-    ):
+    message = r"embedding\.dense reads vectors of 4 numbers, but the hidden states have 16"
+    with pytest.raises(BundleError, match=message):
         load_backend(Settings(bundles=tmp_path, threads=1), lambda _: NullObserver())
 
 
 @pytest.mark.parametrize(
     ("shape", "bias", "changes", "message"),
     [
-        (
-            (5, 12),
-            None,
-            {},
-            "from 12 to 5 numbers after vectors of 16 has a weight of shape .5, 12.; the folder may belong",
-        ),
+        ((5, 12), None, {}, "from 12 to 5 numbers after vectors of 16 has a weight of shape .5, 12.; the folder may"),
         ((5, 16), None, {"out_features": 6}, "from 16 to 6 numbers after vectors of 16 has a weight of shape .5, 16."),
         ((5, 16), None, {"bias": True}, "has no tensor 'linear.bias'"),
         ((5, 16), np.ones(6, np.float32), {}, "numbers after vectors of 16 has a bias of shape .6.; the folder may"),
@@ -394,15 +479,10 @@ def test_an_output_that_is_no_bundle_is_kept(folder: Path, tmp_path: Path, capsy
     ],
 )
 def test_a_bundle_that_fails_verification_does_not_replace_the_old_one(
-    verify: Any,
-    error: type[Exception],
-    message: str,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    verify: Any, error: type[Exception], message: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
+        patched.setattr(pipeline, "check_in_child", omit_check)
         export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
     before = (tmp_path / "bundle" / "manifest.json").read_bytes()
     monkeypatch.setattr(pipeline, "check", verify)  # pickled by its name, so that the child calls it

@@ -191,7 +191,7 @@ ERRORS: dict[str, tuple[str, Edit, str]] = {
     "marlin": ("gptq", options(is_marlin_format=True), "is_marlin_format is true"),
     "checkpoint format": ("gptq", options(checkpoint_format="marlin"), 'checkpoint_format is "marlin"'),
     "modules": ("gptq", options(dynamic={"-:lm_head": {}}), "dynamic is "),
-    "key": ("gptq", options(rotation="hadamard"), "quantization_config has 1 keys that are not known .*: rotation"),
+    "key": ("gptq", options(rotation="hadamard"), r"has 1 keys that are not known .*: quantization_config\.rotation"),
     "group size": ("gptq", options(group_size=0), "group_size must be -1 or at least 1, got 0"),
     "groups": ("gptq", options(group_size=16), r"qzeros' has the shape \[3, 8\], but .* imply \[6, 8\]"),
     "order": ("gptq", tensor("g_idx", lambda one: one.flip(0)), "g_idx gives inputs other groups .* desc_act is false"),

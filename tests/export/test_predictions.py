@@ -127,6 +127,15 @@ def test_a_table_of_its_own_is_used(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DECODER)
+def test_a_table_that_is_stored_as_the_projection_alone(name: str, tmp_path: Path) -> None:
+    model = save(tmp_path, name)
+    decoder, _, table = DECODER[name]
+    stored = load_file(tmp_path / "model.safetensors")[table]
+    change_tensors(tmp_path, **{f"{decoder}.weight": stored, table: None})
+    assert_equals_transformers(import_folder(tmp_path), model, random_texts(model, [4]))
+
+
+@pytest.mark.parametrize("name", DECODER)
 def test_a_table_that_is_stored_twice_must_have_the_same_values(name: str, tmp_path: Path) -> None:
     save(tmp_path, name)
     decoder, bias, table = DECODER[name]

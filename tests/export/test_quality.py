@@ -59,8 +59,12 @@ def test_a_small_loss_is_accepted() -> None:
             ((38.0, 38.5), (40.0, 39.0)),
             "with num_beams 5, BLEU falls from 40.00 to 39.00, but the largest accepted loss is 0.3",
         ),
+        (((0.0, 0.0), (40.0, 40.0)), r"with num_beams 1, BLEU of the float32 bundle is 0\.00 \(.*\), which is too low"),
+        (((0.0, 12.0), (40.0, 40.0)), "which is too low to measure a loss; check that the texts of --source and"),
+        (((38.0, 38.0), (0.2, 0.0)), r"with num_beams 5, BLEU of the float32 bundle is 0\.20 \(.*\), which is too low"),
+        (((38.0, 0.0), (40.0, 40.0)), "BLEU falls from 38.00 to 0.00"),
     ],
 )
-def test_a_large_loss_is_rejected(bleu: tuple[tuple[float, float], ...], message: str) -> None:
+def test_a_loss_that_is_large_or_unknown_is_rejected(bleu: tuple[tuple[float, float], ...], message: str) -> None:
     with pytest.raises(VerificationError, match=message):
         check_loss(quality(*bleu))

@@ -34,6 +34,21 @@ def test_minilm() -> None:
     assert options.max_tokens == 256
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"matryoshka_dimensions": [64, 128, 384]}, (64, 128, 384)),
+        ({"matryoshka_dimensions": [64], "is_matryoshka": True}, (64,)),
+        ({"is_matryoshka": True}, ()),
+        ({"is_matryoshka": False}, None),
+        ({"matryoshka_dimensions": None}, None),
+        ({}, None),
+    ],
+)
+def test_lengths_that_the_model_was_trained_for(config: dict[str, Any], expected: tuple[int, ...] | None) -> None:
+    assert read_sentence_options((MINILM | {"config.json": config}).get).embedding.matryoshka == expected
+
+
 def test_folder_without_modules_has_mean_pooling() -> None:
     limits: dict[float | None, int | None] = {512: 512, 1e30: None, None: None}
     for given, expected in limits.items():
@@ -88,6 +103,7 @@ def test_prompts_and_transformer_in_a_folder() -> None:
             "prompts": {"query": "query: ", "passage": "passage: "},
             "default_prompt_name": "passage",
             "similarity_fn_name": "cosine",
+            "my_note": "fine-tuned 2026",
         },
     }
     options = read_sentence_options(files.get)
@@ -142,7 +158,7 @@ def test_prompts_and_transformer_in_a_folder() -> None:
             "default_prompt_name must be one of the prompts \\(q\\), got 'd'",
         ),
         ({"config_sentence_transformers.json": {"prompts": ["q"]}}, "prompts must map names to texts"),
-        ({"config_sentence_transformers.json": {"truncate": 1}}, "truncate"),
+        ({"config_sentence_transformers.json": {"truncate_dim": 1}}, "truncate_dim is 1, which is not supported"),
         (
             {
                 "1_Pooling/config.json": MEAN | {"include_prompt": False},

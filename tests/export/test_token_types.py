@@ -51,10 +51,7 @@ def test_types_after_separator(processor: Any) -> None:
 
 @pytest.mark.parametrize(
     "processor",
-    [
-        processors.RobertaProcessing(("</s>", 2), ("<s>", 0)),
-        template("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
-    ],
+    [processors.RobertaProcessing(("</s>", 2), ("<s>", 0)), template("<s> $A </s>", "<s> $A </s> </s> $B </s>")],
     ids=["RoBERTa", "template"],
 )
 def test_all_types_are_zero(processor: Any) -> None:

@@ -1,6 +1,8 @@
 import asyncio
+import errno
 import json
 import math
+import os
 import re
 import time
 from datetime import UTC, datetime
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 
 from sightline.__main__ import main
-from sightline.loadtest.arguments import duration, rates
+from sightline.loadtest.arguments import duration, rates, read_prompts
+from sightline.loadtest.client import Client
 from sightline.loadtest.load import arrival_times
 from sightline.loadtest.load_record import make_record, read_record, write_record
 from sightline.loadtest.profiles import Stage
@@ -161,6 +164,30 @@ async def test_a_jsonl_file_has_texts_and_the_messages_of_chats(tmp_path: Path) 
             [{"role": "user", "content": "Two\ngirls."}],
             messages,
         ]
+
+
+@pytest.mark.parametrize(("name", "quote"), [("prompts.txt", ""), ("prompts.jsonl", '"')])
+def test_only_line_feeds_end_a_prompt(tmp_path: Path, name: str, quote: str) -> None:
+    prompts = [f"a{mark}b" for mark in "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e" if not quote or mark >= " "]
+    lines = [f"{quote}{prompt}{quote}" for prompt in prompts]
+    (tmp_path / name).write_bytes(("\ufeff" + "\n".join(lines) + "\r\n\r\n").encode())
+    assert read_prompts(tmp_path / name) == prompts
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
+async def test_a_load_test_without_files_or_ports_is_invalid(
+    prompts: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail(client: Client, path: str, body: bytes) -> None:
+        raise OSError(number, "cannot open")
+
+    monkeypatch.setattr(Client, "post", fail)
+    file = tmp_path / "load.json"
+    async with FakeService(lambda n, request: translation()) as service:
+        assert await run_main(service, prompts, "--requests", "2", "--json", str(file)) == 4
+    assert f"could not send requests: {os.strerror(number).lower()}; raise its limits" in capsys.readouterr().err
+    assert not read_record(file).is_valid
+    assert await asyncio.to_thread(main, ["load", "compare", str(file), str(file)]) == 4
 
 
 async def test_a_sweep_stops_after_the_rate_at_which_the_goodput_falls(

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,24 @@ def test_usage_and_first_text_of_openais_api_are_read() -> None:
     events = [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in [*chunks, {"choices": [], "usage": usage}]]
     response = stream((10.5, events[0]), (11.0, events[1]), (12.0, events[2] + events[3] + DONE))
     assert classify(response, 10.0, is_streamed=True) == Success(2.0, 1.0, 7, 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"role": "assistant", "content": None, "reasoning": "Hm"},
+        {"reasoning_content": "Hm", "content": ""},
+        {"refusal": "I can't"},
+        {"tool_calls": [{"index": 0, "function": {"name": "add", "arguments": ""}}]},
+    ],
+)
+def test_the_first_part_of_a_message_is_its_first_token(delta: dict[str, object]) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 3}
+    deltas: list[Any] = [{"role": "assistant", "content": "", "reasoning": None}, delta, {"content": "b"}, {}, None]
+    chunks = [{"choices": [{"delta": part}]} for part in deltas] + [{"choices": [], "usage": usage}]
+    events = [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks]
+    response = stream(*((10.5 + index, event) for index, event in enumerate(events)), (16.5, DONE))
+    assert classify(response, 10.0, is_streamed=True) == Success(6.5, 1.5, 7, 3, 1.0)
 
 
 def test_the_longest_gap_is_between_two_events_with_tokens() -> None:

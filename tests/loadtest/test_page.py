@@ -93,12 +93,7 @@ ERRORS: list[Outcome] = [Rejection("over<loaded", 1), Failure("timeout"), Failur
 
 
 def record_of(*measurements: Measurement, rates: bool) -> LoadRecord:
-    arguments = {
-        "url": "http://<host>",
-        "endpoint": "generate",
-        "objectives": {"latency": 0.15},
-        "max_lag": 0.025,
-    }
+    arguments = {"url": "http://<host>", "endpoint": "generate", "objectives": {"latency": 0.15}, "max_lag": 0.025}
     stages = [Stage(10.0 * (1 + i) if rates else None, 10.0 * i, one) for i, one in enumerate(measurements)]
     return make_record(arguments, datetime(2026, 11, 25, 12, 0, tzinfo=UTC), 0.2, stages)
 

@@ -9,16 +9,7 @@ from tests.export.folders_of_others import word_tokenizer
 from tests.zoo.models import MODELS
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
-DECODERS = (
-    "llama",
-    "llama-biases",
-    "llama-one-layer",
-    "mistral",
-    "mistral-no-window",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-)
+DECODERS = ("llama", "llama-biases", "llama-one-layer", "mistral", "mistral-no-window", "qwen2", "qwen3", "smollm3")
 SPECIAL = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 LINES = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
 TEMPLATE = LINES + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

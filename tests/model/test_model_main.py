@@ -98,8 +98,7 @@ def test_evaluate_names_the_missing_files_and_the_option(run: Runner, checkpoint
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["train $(TASK) $(DATA) --run $(RUN)", "evaluate $(RUN) $(DATA)", "export $(RUN) --out $(BUNDLE)"],
+    "command", ["train $(TASK) $(DATA) --run $(RUN)", "evaluate $(RUN) $(DATA)", "export $(RUN) --out $(BUNDLE)"]
 )
 def test_make_passes_all_options(command: str) -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")

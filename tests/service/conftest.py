@@ -23,6 +23,7 @@ from sightline.service.api.endpoint import Endpoint
 from sightline.service.app import create_app
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.observer import EngineObserver
+from sightline.service.engine.request import GenerateRequest
 from sightline.service.engine.worker import Worker
 from sightline.service.http import docs
 from sightline.service.http.application import Application, EndpointRoute
@@ -119,9 +120,7 @@ class FakeBackend:
         )
         self.runners.append(runner)
         engine = Engine(
-            self.wrap(runner),
-            max_batch_tokens=settings.max_batch_tokens,
-            observer=observer_of(manifest.name),
+            self.wrap(runner), max_batch_tokens=settings.max_batch_tokens, observer=observer_of(manifest.name)
         )
         self.engines.append(engine)
         model = ServedModel(
@@ -142,7 +141,7 @@ class FakeRepository:
     settings: Settings
     observer_of: Callable[[str], EngineObserver]
     manifests: dict[str, Manifest] = dataclasses.field(default_factory=dict)
-    error: Exception | None = None  # `load` raises it
+    error: Exception | None = None  # `load` and `check` raise it
     wait_for: threading.Event | None = None  # `load` waits for it
     loads: list[str] = dataclasses.field(default_factory=list)  # names of the loads that have started
 
@@ -151,6 +150,10 @@ class FakeRepository:
 
     def find(self) -> dict[str, Manifest]:
         return self.manifests
+
+    def check(self, name: str) -> None:
+        if self.error is not None:
+            raise self.error
 
     def load(self, name: str, reserved_bytes: int) -> LoadedModel:
         self.loads.append(name)
@@ -387,6 +390,21 @@ async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Runnin
 async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
     async with start(chat_backend(tokenizer)) as running:
         yield running
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, GenerateRequest]]:
+    """Return a list that gets the model and each generation of requests to its engine."""
+    seen: list[tuple[str, GenerateRequest]] = []
+    submit = Worker.submit
+
+    def note(worker: Worker, model: str, request: Any, on_event: Any) -> Any:
+        if isinstance(request, GenerateRequest):
+            seen.append((model, request))
+        return submit(worker, model, request, on_event)
+
+    monkeypatch.setattr(Worker, "submit", note)
+    return seen
 
 
 @pytest.fixture(params=[0, 0.03], ids=["as they come", "many at once"])

@@ -1,6 +1,5 @@
 """Start of the application, and the failures that end its process with their exit codes."""
 
-import asyncio
 import logging
 import threading
 from typing import Any
@@ -72,12 +71,15 @@ async def test_the_lines_at_the_start_name_models_threads_rows_and_memory(
     assert summary["resident_bytes"] > 10_000_000
 
 
+@pytest.mark.parametrize("is_draining", [False, True])
 async def test_an_engine_that_dies_fails_its_calls_and_ends_the_process(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch, is_draining: bool
 ) -> None:
     async with start() as running:
 
         def die(engine: Engine) -> None:
+            if is_draining:
+                running.app.state.service.drain()
             raise SystemExit
 
         monkeypatch.setattr(Engine, "step", die)
@@ -85,22 +87,6 @@ async def test_an_engine_that_dies_fails_its_calls_and_ends_the_process(
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
         await until(lambda: bool(running.exit_codes))
         assert running.exit_codes == [1]
-
-
-async def test_an_engine_that_dies_while_the_service_drains_ends_the_process_with_1(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with start() as running:
-
-        def die(engine: Engine) -> None:
-            running.app.state.service.drain()
-            raise SystemExit
-
-        monkeypatch.setattr(Engine, "step", die)
-        call = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
-        await until(lambda: bool(running.exit_codes))
-        assert running.exit_codes == [1]
-        assert (await call).json()["error"]["code"] == "engine_dead"
 
 
 async def test_a_step_longer_than_the_request_timeout_ends_the_process(start: Start, make_backend: MakeBackend) -> None:

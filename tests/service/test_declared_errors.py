@@ -172,11 +172,14 @@ async def rejected_body(code: ErrorCode) -> AsyncIterator[bytes]:
 @contextlib.asynccontextmanager
 async def full(running: Running) -> AsyncIterator[None]:
     """Reserve the capacity of every admission controller."""
-    service = running.app.state.service
-    reservations = {name: model.admission.reserve(10**6, 0) for name, model in service.models.items()}
+    reservations = []
+    for model in running.app.state.service.models.values():
+        with contextlib.suppress(ApiError):
+            while True:
+                reservations.append((model.admission, model.admission.reserve(1, 0)))
     yield
-    for name, reservation in reservations.items():
-        service.models[name].admission.release(reservation)
+    for admission, reservation in reservations:
+        admission.release(reservation)
 
 
 @contextlib.asynccontextmanager

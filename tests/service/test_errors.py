@@ -85,7 +85,8 @@ async def test_an_error_has_its_code_and_status_and_is_counted(
     running: Running, code: str, path: str, body: Any, headers: dict[str, str]
 ) -> None:
     check(await response_to(running, path, body, headers), code)
-    assert await running.metric(f'sightline_request_failure_total{{code="{code}"}}') == 1
+    counter = f'sightline_request_failure_total{{code="{code}",model_name='
+    assert sum([await running.metric(f'{counter}"{model}"}}') for model in ("", "fake")]) == 1
 
 
 async def test_client_too_slow(start: Start) -> None:
@@ -147,7 +148,7 @@ async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
         assert sorted(response.status_code for response in responses) == [200, 200, 200, 429, 429]
         for response in responses[3:]:
             check(response, "overloaded")
-        assert await running.metric('sightline_request_failure_total{code="overloaded"}') == 2
+        assert await running.metric('sightline_request_failure_total{code="overloaded",model_name="fake"}') == 2
         assert running.app.state.service.models["fake"].admission.num_sequences == 0
 
 
@@ -200,26 +201,25 @@ async def test_loading(start: Start, make_backend: MakeBackend) -> None:
         assert (await running.client.get("/health")).json() == {"status": "ok"}
 
 
-async def test_draining(running: Running) -> None:
-    running.app.state.service.drain()
-    check(await running.post("/v1/generate", {"inputs": "x"}), "draining")
-    check(await running.client.get("/health/ready"), "draining")
-    check(await running.client.get("/health"), "draining")
+@pytest.mark.parametrize("code", ["draining", "engine_dead"])
+async def test_a_service_that_ends_is_not_ready(running: Running, code: str) -> None:
+    service = running.app.state.service
+    (service.drain if code == "draining" else service.worker.abandon_thread)()
+    check(await running.post("/v1/generate", {"inputs": "x"}), code)
+    check(await running.client.get("/health/ready"), code)
+    check(await running.client.get("/health"), code)
+    assert (await running.client.get("/health/live")).status_code == 200
 
 
-async def test_engine_dead(start: Start) -> None:
-    async with start() as running:
-        running.app.state.service.worker.abandon_thread()
-        check(await running.post("/v1/generate", {"inputs": "x"}), "engine_dead")
-        check(await running.client.get("/health/ready"), "engine_dead")
-        check(await running.client.get("/health"), "engine_dead")
-        assert (await running.client.get("/health/live")).status_code == 200
-
-
-async def test_deadline_exceeded(start: Start, make_backend: MakeBackend) -> None:
-    async with start(make_backend(step_s=0.02)) as running:
+@pytest.mark.parametrize(
+    ("settings", "timeout_ms"), [({}, "50"), ({"request_timeout_s": 0.1, "queue_timeout_s": 0.1}, "60000")]
+)
+async def test_a_client_may_only_shorten_the_deadline(
+    start: Start, make_backend: MakeBackend, settings: dict[str, Any], timeout_ms: str
+) -> None:
+    async with start(make_backend(step_s=0.02), **settings) as running:
         body = {"inputs": "x", "parameters": {"min_new_tokens": 60}}
-        check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "50"}), "deadline_exceeded")
+        check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": timeout_ms}), "deadline_exceeded")
         await until(lambda: running.backend.num_busy == 0)
 
 
@@ -233,12 +233,6 @@ async def test_the_deadline_applies_while_the_engine_hangs(start: Start, make_ba
             check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "50"}), "deadline_exceeded")
         finally:
             hang.set()
-
-
-async def test_a_client_may_only_shorten_the_deadline(start: Start, make_backend: MakeBackend) -> None:
-    async with start(make_backend(step_s=0.02), request_timeout_s=0.1, queue_timeout_s=0.1) as running:
-        body = {"inputs": "x", "parameters": {"min_new_tokens": 60}}
-        check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "60000"}), "deadline_exceeded")
 
 
 @pytest.mark.parametrize("value", [str(2**31 - 1), "9" * 5000])

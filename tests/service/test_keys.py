@@ -1,7 +1,10 @@
 """The file of API keys."""
 
+import asyncio
+import errno
 import json
 import logging
+import os
 import re
 import shutil
 import stat
@@ -12,11 +15,14 @@ from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from sightline.service.app import _follow
 from sightline.service.http.access import authorize
 from sightline.service.keys import KeyRing, KeysError, Quota, add_key, read_keys, remove_key
+from tests.service.conftest import until
 
 
 @pytest.fixture
@@ -130,6 +136,57 @@ def test_a_changed_link_to_the_file_is_noticed(tmp_path: Path) -> None:
     assert ring.find(key.encode()) is not None and ring.find(new.encode()) is None
     ring.reload()
     assert ring.find(key.encode()) is not None and ring.find(new.encode()) is not None
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EPERM, errno.EROFS])
+def test_a_file_that_cannot_be_replaced_is_written_in_place_and_followed_by_its_content(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A file that a container mounts alone, or whose folder is of another user."""
+    alice, bob = add_key(path, "alice", "use"), add_key(path, "bobby", "use")
+    ring, status = KeyRing(path), path.stat()
+
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(number, os.strerror(number))))
+    remove_key(path, "alice")
+    new = add_key(path, "carol", "use")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    for name in ("st_ino", "st_size", "st_mtime_ns"):
+        assert getattr(path.stat(), name) == getattr(status, name)
+    ring.reload()
+    assert [ring.find(key.encode()) is not None for key in (alice, bob, new)] == [False, True, True]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_mounted_file_that_is_replaced_outside_is_an_error(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    alice = add_key(path, "alice", "use")
+    with path.open("rb") as mounted:  # a name of the old file, as a mount has it
+        ring = KeyRing(Path(f"/proc/self/fd/{mounted.fileno()}"))
+        remove_key(path, "alice")
+        for _ in range(2):
+            ring.reload()
+    assert ring.find(alice.encode())
+    assert ["mount the folder of the file instead" in text for text in caplog.messages] == [True]
+
+
+def test_a_file_that_the_user_of_the_service_cannot_read_says_who_that_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    with pytest.raises(KeysError, match=r"Permission denied; this process is user 10001: make it the owner .* `chown`"):
+        read_keys(path)
+
+
+@pytest.mark.anyio
+async def test_many_keys_are_read_while_the_event_loop_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_key(path, "alice", "use")
+    ring, threads = KeyRing(path), list[int]()
+    monkeypatch.setattr("sightline.service.app.WATCH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(ring, "reload", lambda: threads.append(threading.get_ident()))
+    task = asyncio.create_task(_follow(ring))
+    await until(lambda: bool(threads))
+    task.cancel()
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("content", [None, "", "{}x", '{"keys": 1}'])

@@ -98,7 +98,9 @@ def test_every_bundle_of_the_folder_is_served_by_its_name(folder: Path) -> None:
     assert model.source_tokenizer is model.target_tokenizer
 
 
-def test_rows_follow_from_the_memory_for_states_unless_they_are_set(folder: Path) -> None:
+def test_rows_follow_from_the_memory_for_states_unless_they_are_set(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     manifest = read_manifest(folder / "toy")
     add_another(folder, "other")
     enough_for_10 = 2 * 10 * row_bytes(manifest)
@@ -106,18 +108,33 @@ def test_rows_follow_from_the_memory_for_states_unless_they_are_set(folder: Path
         (Settings(bundles=folder, threads=1, max_state_bytes=enough_for_10), 10),
         (Settings(bundles=folder, threads=1, max_state_bytes=enough_for_10, max_rows=3), 3),
         (Settings(bundles=folder, threads=1, max_state_bytes=MAX_BEAMS * row_bytes(manifest)), MAX_BEAMS),
+        (Settings(bundles=folder, threads=1, max_state_bytes=3 * row_bytes(manifest)), 3),
         (Settings(bundles=folder, threads=1, max_state_bytes=1, max_rows=1), 1),
     ):
-        models = load_backend(settings, observer_of).loaded
-        assert [one.model.max_rows for one in models.values()] == [rows, rows]
+        backend = load_backend(settings, observer_of)
+        assert [one.model.max_rows for one in backend.loaded.values()] == [rows, rows]
+        again = backend.repository.load("toy", reserved_bytes=10**9).model.max_rows
+        assert again == min(rows, settings.max_rows or MAX_BEAMS), "no other number than at start"
+        warnings = [text for text in caplog.messages if f"toy decodes at most {rows} sequences or beams" in text]
+        assert len(warnings) == (2 if rows == 3 and not settings.max_rows else 0)
+        caplog.clear()
+
+
+def test_a_model_with_long_sequences_leaves_the_rows_of_the_others(folder: Path) -> None:
+    """Regression: a chat model of 8,192 tokens was not served in 2 GB, because it needed 8."""
+    manifest = read_manifest(folder / "toy")
+    limits = manifest.limits.model_copy(update={"max_source_tokens": 16, "max_target_tokens": 16})
+    row = row_bytes(manifest)
+    add_another(folder, "short", limits=limits)
+    loaded = load_backend(Settings(bundles=folder, threads=1, max_state_bytes=2 * row), observer_of).loaded
+    assert {name: one.model.max_rows for name, one in loaded.items()} == {"toy": 2, "short": MAX_BEAMS}
 
 
 def test_a_model_whose_states_exceed_the_memory_is_an_error_with_the_numbers(folder: Path) -> None:
     row = row_bytes(read_manifest(folder / "toy"))
     message = (
-        f"{folder}/toy needs {row:,} bytes of decoder state for each sequence of 256 tokens, and at least 8 "
-        f"sequences, which are {8 * row:,} bytes, but 1,000 bytes are allowed; set SIGHTLINE_MEMORY_BYTES to "
-        "more or SIGHTLINE_MAX_ROWS to less, or import the model again with a lower --max-tokens"
+        f"{folder}/toy needs {row:,} bytes of decoder state for a sequence of 256 tokens, but 1,000 bytes are "
+        "allowed; set SIGHTLINE_MEMORY_BYTES to more, or import the model again with a lower --max-tokens"
     )
     with pytest.raises(BundleError, match=re.escape(message)):
         load_backend(Settings(bundles=folder, threads=1, max_state_bytes=1000), observer_of)
@@ -191,8 +208,7 @@ def test_a_bundle_that_cuda_cannot_run_is_rejected_if_cuda_is_requested(
     monkeypatch.setattr("sightline.service.loading.choose_provider", lambda _: "cuda")
     assert load(folder).loaded["toy"].model.provider == "cpu"
     with pytest.raises(
-        BundleError,
-        match=r"toy is float32, but CUDA needs a float16 bundle; `sightline half` writes one",
+        BundleError, match=r"toy is float32, but CUDA needs a float16 bundle; `sightline half` writes one"
     ):
         load(folder, provider="cuda")
 
@@ -243,9 +259,7 @@ def test_a_bundle_of_standard_operators_is_not_supported(folder: Path) -> None:
         load(folder, strict_loading=True)
 
 
-def test_a_bundle_with_a_lazy_manifest_is_loaded_on_its_first_use_and_takes_no_rows_from_others(
-    folder: Path,
-) -> None:
+def test_a_bundle_with_a_lazy_manifest_is_loaded_on_its_first_use_and_takes_no_rows_from_others(folder: Path) -> None:
     added = add_another(folder, "lazy")
     manifest = read_manifest(added)
     settings = Settings(bundles=folder, threads=1, max_state_bytes=16 * row_bytes(manifest))
@@ -479,13 +493,7 @@ def write_text_as_a_tokenizer(bundle: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        use_an_unknown_operator,
-        swap_graphs,
-        write_text_as_a_graph,
-        name_a_missing_output,
-        write_text_as_a_tokenizer,
-    ],
+    [use_an_unknown_operator, swap_graphs, write_text_as_a_graph, name_a_missing_output, write_text_as_a_tokenizer],
 )
 def test_every_error_of_loading_names_the_bundle(folder: Path, damage: Callable[[Path], None]) -> None:
     damage(folder / "toy")
@@ -611,7 +619,7 @@ def test_files_of_an_interrupted_export_are_logged_and_not_served(
         f"{folder}/.toy.old",
     ]
     shutil.rmtree(folder / "toy")
-    with pytest.raises(BundleError, match=f"no folder in {folder} has a {MANIFEST}"):
+    with pytest.raises(BundleError, match=f"no folder in {folder} has a {MANIFEST}; `sightline models get`"):
         find_bundles(folder)
 
 
@@ -795,3 +803,20 @@ def test_a_load_reports_its_duration(folder: Path) -> None:
     backend = load(folder, lazy_models="other")
     assert 0 < backend.loaded["toy"].model.load_seconds < time.perf_counter() - started
     assert backend.repository.load("other", 0).model.load_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("toy", " (did you mean bundles/toy?)"),
+        ("bundles/tay", " (did you mean bundles/toy?)"),
+        ("something", "; bundles are bundles/toy"),
+    ],
+)
+def test_an_unknown_bundle_is_answered_with_those_that_exist(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, end: str
+) -> None:
+    shutil.copytree(bundle, tmp_path / "bundles" / "toy")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BundleError, match=re.escape(f"{name} is not a bundle: it has no {MANIFEST}{end}") + "$"):
+        read_manifest(Path(name))

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 from sightline.service.http.dispatch import log_call
+from sightline.service.http.http_call import POLLED_ROUTES
 from sightline.service.logs import FLUSH_S, MAX_WAITING_LINES, QueuedHandler, configure_logging, num_dropped_lines
 from tests.service.conftest import Start
 
@@ -152,7 +154,7 @@ async def test_each_call_is_one_line_that_agrees_with_its_response_and_omits_its
         response = (await running.post("/v1/generate", body, **{"X-Request-Id": "mine"})).json()
         await running.post("/v1/generate", {"inputs": SECRET, "stream": True})
         await running.post("/v1/generate", {"inputs": SECRET, SECRET: 1})
-        for path in ("/health/live", "/health/ready", "/health", "/v2/health/live", "/v2/health/ready", "/metrics"):
+        for path in POLLED_ROUTES:
             await running.client.get(path)
     calls = [line for line in lines(logged) if line["message"] == "request"]
     assert [line["status"] for line in calls] == [200, 200, 422]  # health checks are debug
@@ -268,3 +270,30 @@ async def test_dropped_lines_are_a_metric(start: Start) -> None:
             dropped = handler.num_dropped
             assert dropped >= 2  # those of the start and the call
             assert await running.metric("sightline_log_lines_dropped_total") == dropped
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "client"),
+    [
+        ("127.0.0.1", ["203.0.113.7"], "203.0.113.7"),
+        ("::ffff:127.0.0.1", ["198.51.100.1, 203.0.113.7", "127.0.0.1"], "203.0.113.7"),
+        ("127.0.0.1", ["2001:db8::1"], "2001:db8::1"),
+        ("127.0.0.1", ["a secret"], "127.0.0.1"),
+        ("127.0.0.1", [","], "127.0.0.1"),
+        ("127.0.0.1", [], "127.0.0.1"),
+        ("192.0.2.1", ["203.0.113.7"], "192.0.2.1"),
+    ],
+)
+async def test_a_line_has_the_client_its_program_and_a_path_without_a_route(
+    start: Start, logged: Logged, peer: str, forwarded: list[str], client: str
+) -> None:
+    async with start() as running:
+        transport = httpx.ASGITransport(app=running.app, client=(peer, 1))
+        headers = [("user-agent", "p" * 300), *(("x-forwarded-for", value) for value in forwarded)]
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            await http.get("/nothing%0A%E2%80%A8?key=secret", headers=headers)
+            await http.get("/v1/models", headers=headers)
+    unknown, known = (line for line in lines(logged) if line["message"] == "request")
+    assert (unknown["client"], unknown["user_agent"]) == (client, "p" * 200)
+    assert unknown["path"] == "/nothing%0A%E2%80%A8" and "path" not in known

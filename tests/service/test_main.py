@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -388,9 +389,7 @@ def test_a_bundle_that_fails_to_load_is_named_and_the_others_are_served_unless_l
         assert problem.startswith(f"cannot serve: {folder}/broken/weights.bin does not match the SHA-256")
 
 
-def test_on_a_terminal_the_first_lines_name_the_url_the_model_its_threads_and_rows_and_the_memory(
-    folder: Path,
-) -> None:
+def test_on_a_terminal_the_first_lines_name_the_url_the_model_its_threads_and_rows_and_the_memory(folder: Path) -> None:
     terminal, end = pty.openpty()
     settings = ("--bundles", str(folder), "--port", "0", "--drain-s", "0", "--threads", "1", "--max-rows", "4")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_")}
@@ -449,6 +448,14 @@ def test_it_starts_with_exactly_one_onnx_runtime(installed: list[str]) -> None:
     check_one_runtime(["onnxruntime-gpu"])
     with pytest.raises(SettingsError, match="extra 'cpu' or the extra 'gpu'"):
         check_one_runtime(installed)
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (63, 63))
+    assert main([]) == 2
+    assert "error: the process may open only 63 files, and needs 64" in capsys.readouterr().err
 
 
 def test_an_unknown_variable_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

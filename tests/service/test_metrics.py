@@ -1,4 +1,6 @@
 import asyncio
+import itertools
+import math
 import re
 import threading
 from pathlib import Path
@@ -208,7 +210,39 @@ async def test_a_rejected_call_is_counted_by_the_limit_that_rejected_it(
 async def test_every_error_code_has_a_counter_before_its_first_error() -> None:
     """A series that begins at 1 has no rate: an alert would not fire on the first error."""
     text = await rendered(Metrics("1.2.3"))
-    assert all(f'sightline_request_failure_total{{code="{code}"}} 0.0' in text for code in (*ERRORS, CLIENT_GONE))
+    for code in (*ERRORS, CLIENT_GONE):
+        assert f'sightline_request_failure_total{{code="{code}",model_name=""}} 0.0' in text
+
+
+async def test_the_series_of_a_model_appear_with_its_first_use(start: Start, make_backend: MakeBackend) -> None:
+    names = [f"multi30k-en-{number}" for number in range(12)]
+    async with start(make_backend(*names)) as running:
+        assert 'model_name="multi30k-en-' not in (await running.client.get("/metrics")).text
+        for name in names[:10]:
+            for inputs, status in (("a dog", 200), ("x" * 99, 422)):
+                assert (await running.post("/v1/generate", {"model": name, "inputs": inputs})).status_code == status
+        text = (await running.client.get("/metrics")).text
+        assert {*re.findall(r'model_name="([^"]+)"', text)} == {*names[:10]}
+        assert len(text) < 60_000 and text.count("\n") < 900
+        assert await running.metric('sightline_num_requests_running{model_name="multi30k-en-3"}') == 0
+        assert 'sightline_model_reloads_total{model_name="multi30k-en-3"} 0.0' in text
+        assert 'sightline_request_failure_total{code="input_too_long",model_name="multi30k-en-3"} 1.0' in text
+        assert 'sightline_request_failure_total{code="internal",model_name="multi30k-en-3"} 0.0' in text
+
+
+@pytest.mark.parametrize("timeout_s", [0.3, 30.0, 100.0, 20_000.0])
+async def test_the_buckets_of_histograms_end_at_the_longest_time_of_a_request(timeout_s: float) -> None:
+    metrics = Metrics("1.2.3", timeout_s)
+    for name, histogram in metrics.histograms.items():
+        metrics.for_model("toy").observe(name, 0.1)
+        bounds = [
+            float(sample.labels["le"])
+            for family in histogram.collect()
+            for sample in family.samples
+            if sample.name.endswith("_bucket")
+        ]
+        assert bounds == sorted({*bounds}) and (not bounds or bounds[-2:] == [timeout_s, math.inf]), name
+        assert all(later <= 12 * earlier for earlier, later in itertools.pairwise(bounds[:-1]))
 
 
 async def test_a_process_counts_as_a_worker_while_it_serves(start: Start, make_backend: MakeBackend) -> None:
@@ -272,7 +306,7 @@ async def test_the_metrics_of_several_processes_add_up_except_what_is_the_same_i
         metrics = Metrics("1.2.3")
         metrics.set_limits({"max_connections": 100, "max_waiting_bytes": 50})
         metrics.set_failed_models(1)
-        metrics.for_model("toy")
+        metrics.for_model("toy").observe("request_queue_time_seconds", 0.2)
         metrics.gauges["model_load_seconds"].labels("toy").set(load_seconds)
         metrics.gauges["num_requests_running"].labels("toy").set(count)
         metrics.process_gauges["connections"].set(count)
@@ -281,14 +315,18 @@ async def test_the_metrics_of_several_processes_add_up_except_what_is_the_same_i
             metrics.histograms["batch_size_rows"].labels("toy").observe(3)
         pages.append(await texts_of(metrics.collect()))
     last = without_gauges(pages[-1])
-    assert {re.findall(r"^# TYPE \S+ (\S+)$", text, re.MULTILINE)[0] for text in last} == {"counter", "histogram"}
+    assert {re.findall(r"^# TYPE \S+ (\S+)$", text, re.MULTILINE)[0] for text in last} == {
+        "counter",
+        "histogram",
+        "summary",
+    }
     open_fds = [
         float(text.split()[-1]) for page in pages for text in page if "# TYPE sightline_process_open_fds" in text
     ]
     text = "".join(merge([*pages, last]))
     for sample, expected in {
         'http_requests_total{route="/v1/generate",status="200"}': 12,
-        'batch_size_rows_bucket{le="4.0",model_name="toy"}': 12,
+        'request_queue_time_seconds_bucket{le="1.0",model_name="toy"}': 3,
         'batch_size_rows_count{model_name="toy"}': 12,
         'batch_size_rows_sum{model_name="toy"}': 36,
         'num_requests_running{model_name="toy"}': 7,

@@ -38,52 +38,69 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 async def test_requests_are_counted_until_the_end_of_a_minute(clock: Clock) -> None:
     store, quota = QuotaStore(None), Quota(requests_per_minute=2)
-    grants = [await store.begin(0, "a", quota) for _ in range(3)]
+    grants = [await store.begin("a", quota) for _ in range(3)]
     assert [(one.exceeded, one.windows["requests"].remaining) for one in grants] == [
         (None, 1),
         (None, 0),
         ("requests", 0),
     ]
-    assert (await store.begin(0, "b", quota)).exceeded is None
+    assert (await store.begin("b", quota)).exceeded is None
     assert 58 <= grants[2].windows["requests"].reset_s <= 60
     clock.ahead_s = 61
-    assert (await store.begin(0, "a", quota)).windows["requests"].remaining == 1
+    assert (await store.begin("a", quota)).windows["requests"].remaining == 1
 
 
 @pytest.mark.parametrize("step_s", [-86_400.0, 86_400.0])
 async def test_a_step_of_the_clock_locks_nobody_out(clock: Clock, step_s: float) -> None:
     store, quota = QuotaStore(None), Quota(requests_per_minute=1)
-    assert [(await store.begin(0, "a", quota)).exceeded for _ in range(2)] == [None, "requests"]
+    assert [(await store.begin("a", quota)).exceeded for _ in range(2)] == [None, "requests"]
     clock.ahead_s = -0.5
-    assert (await store.begin(0, "a", quota)).exceeded == "requests"
+    assert (await store.begin("a", quota)).exceeded == "requests"
     clock.ahead_s = step_s
-    grants = [await store.begin(0, "a", quota) for _ in range(2)]
+    grants = [await store.begin("a", quota) for _ in range(2)]
     assert [one.exceeded for one in grants] == [None, "requests"]
     assert 1 <= grants[1].windows["requests"].reset_s <= 60
 
 
 async def test_tokens_are_counted_at_the_end_of_calls_also_above_the_limit(clock: Clock) -> None:
     store, quota = QuotaStore(None), Quota(tokens_per_minute=100, requests_per_minute=9)
-    assert (await store.begin(0, "a", quota)).windows["tokens"].remaining == 100
-    await store.end("a", 100, 99)
-    grant = await store.begin(0, "a", quota)
+    assert (await store.begin("a", quota)).windows["tokens"].remaining == 100
+    await store.end("a", 100, 99, 0, 0.0)
+    grant = await store.begin("a", quota)
     assert (grant.exceeded, grant.windows["tokens"].remaining) == (None, 1)
-    await store.end("a", 100, 500)
-    grant = await store.begin(0, "a", quota)
+    await store.end("a", 100, 500, 0, 0.0)
+    grant = await store.begin("a", quota)
     assert (grant.exceeded, grant.windows["tokens"].remaining) == ("tokens", 0)
     assert grant.windows["requests"].remaining == 7, "a request without a token left is not counted"
     clock.ahead_s = 61
-    assert (await store.begin(0, "a", quota)).exceeded is None
+    assert (await store.begin("a", quota)).exceeded is None
 
 
-async def test_sequences_of_other_processes_count_until_they_end() -> None:
-    store, quota = QuotaStore(None), Quota(concurrent_sequences=4)
-    store.hold(1, "a", 3)
-    store.hold(2, "a", 2)
-    assert (await store.begin(1, "a", quota)).sequences_elsewhere == 2
-    assert (await store.begin(3, "a", quota)).sequences_elsewhere == 5
-    store.forget(2)
-    assert (await store.begin(3, "a", quota)).sequences_elsewhere == 3
+async def test_reserved_tokens_count_until_the_call_ends_and_one_call_at_most_exceeds_the_limit(clock: Clock) -> None:
+    store, quota = QuotaStore(None), Quota(tokens_per_minute=100)
+
+    async def remaining() -> int:
+        return (await store.begin("a", quota)).windows["tokens"].remaining
+
+    grants = await asyncio.gather(*[store.reserve("a", 100, 60) for _ in range(24)])
+    assert [one.exceeded for one in grants] == [None, None, *["tokens"] * 22]
+    assert await remaining() == 0
+    for tokens, left in ((10, 30), (0, 90)):
+        await store.end("a", 100, tokens, 60, grants[0].ends_at)
+        assert await remaining() == left
+    (late,) = [await store.reserve("a", 100, 500)]
+    clock.ahead_s = 61
+    await store.end("a", 100, 1, 500, late.ends_at)  # they counted in the last minute
+    assert await remaining() == 100
+
+
+async def test_sequences_of_all_processes_count_together_until_they_end() -> None:
+    store = QuotaStore(None)
+    holds = [store.hold(process, "a", more, 4) for process, more in ((1, 3), (2, 2), (2, 1), (3, 1))]
+    assert holds == [True, False, True, False]
+    assert store.hold(1, "a", -1, 4) and store.hold(3, "a", 1, 4) and not store.hold(2, "a", 1, 4)
+    store.forget(3)
+    assert store.hold(2, "a", 1, 4)
 
 
 @pytest.fixture
@@ -153,6 +170,23 @@ async def test_tokens_of_inputs_and_outputs_are_counted(start: Start, keys: Path
         assert left == 0 and "may use 100 tokens a minute" in json.loads(text)["error"]["message"]
 
 
+async def test_calls_at_once_exceed_the_tokens_by_one_call_at_most(
+    start: Start, keys: Path, make_backend: MakeBackend
+) -> None:
+    """Each reserves the most tokens that it can use; forced targets and samples count too."""
+    give_quota(keys, tokens_per_minute=100)
+    parameters = {"max_new_tokens": 12, "num_return_sequences": 2, "do_sample": True}
+    body = {"inputs": ["a dog"] * 2, "parameters": parameters}
+    async with start(make_backend(step_s=0.01), keys=keys) as running:
+        calls = [running.client.post("/v1/generate", json=body, headers={"x-api-key": "sl-alice"}) for _ in range(24)]
+        responses = await asyncio.gather(*calls)
+        used = [total(one.json()["usage"]) for one in responses if one.status_code == 200]
+        assert {one.status_code for one in responses} == {200, 429} and 0 < sum(used) <= 100 + max(used)
+        await asyncio.sleep(0)
+        window = (await running.app.state.service.quotas.begin("alice", Quota(tokens_per_minute=100))).windows["tokens"]
+        assert window.remaining == max(0, 100 - sum(used)), "what the calls did not use is given back"
+
+
 def total(usage: dict[str, int]) -> int:
     return usage["input_tokens"] + usage["output_tokens"]
 
@@ -163,14 +197,14 @@ async def test_a_key_has_at_most_so_many_sequences_in_progress(
     """A larger call runs with fewer sequences at a time; others get 429 until it has ended."""
     give_quota(keys, concurrent_sequences=2)
     async with start(make_backend(step_s=0.01), keys=keys) as running:
-        service, headers = running.app.state.service, {"x-api-key": "sl-alice"}
+        held, headers = running.app.state.service.quotas._store._held, {"x-api-key": "sl-alice"}
         large = asyncio.create_task(running.client.post("/v1/generate", json={"inputs": ["x"] * 5}, headers=headers))
-        await until(lambda: service.held_sequences["alice"] == 2)
+        await until(lambda: held["alice"].total() == 2)
         rejected = await running.client.post("/v1/generate", json=BODY, headers=headers)
         assert rejected.status_code == 429 and "2 sequences in progress" in rejected.json()["error"]["message"]
         assert rejected.headers["retry-after"] == "1"
         assert (await large).status_code == 200
-        assert service.held_sequences["alice"] == 0
+        assert held["alice"].total() == 0
         assert (await running.client.post("/v1/generate", json=BODY, headers=headers)).status_code == 200
 
 
@@ -192,14 +226,14 @@ async def test_while_the_storage_fails_no_call_is_rejected_and_it_is_not_tried(
 ) -> None:
     store, quota = QuotaStore(f"redis://:secret@127.0.0.1:{free_port()}"), Quota(requests_per_minute=1)
     for _ in range(3):
-        grant = await store.begin(0, "a", quota)
+        grant = await store.begin("a", quota)
         assert grant.exceeded is None and not grant.windows
     assert caplog.text.count("quotas are not counted for 5 s") == 1 and "secret" not in caplog.text
     monkeypatch.setattr(quotas, "RETRY_STORAGE_S", 0.0)
     store._retry_at = 0.0
-    await store.begin(0, "a", quota)
+    await store.begin("a", quota)
     assert caplog.text.count("quotas are not counted") == 2
-    await store.end("a", 1, 1)
+    await store.end("a", 1, 1, 0, 0.0)
     assert caplog.text.count("quotas are not counted") == 3
 
 

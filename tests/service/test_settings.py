@@ -98,9 +98,16 @@ def test_a_setting_of_an_earlier_version_is_rejected_with_what_replaces_it(name:
         assert str(error.value) == f"{name_of(name)} {text}"
 
 
-def test_an_invalid_setting_is_named_once() -> None:
-    with pytest.raises(SettingsError, match=r"^SIGHTLINE_MEMORY_BYTES must be a whole number, at least 0, got '-1'$"):
-        read_settings([], {"SIGHTLINE_MEMORY_BYTES": "-1"})
+@pytest.mark.parametrize(
+    ("flags", "environment", "message"),
+    [
+        (["--port", "abc"], {}, "--port must be a whole number from 0 to 65535, got 'abc'"),
+        ([], {"SIGHTLINE_MEMORY_BYTES": "-1"}, "SIGHTLINE_MEMORY_BYTES must be a whole number, at least 0, got '-1'"),
+    ],
+)
+def test_an_invalid_setting_is_named_once(flags: list[str], environment: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{message}$"):
+        read_settings(flags, environment)
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -108,13 +115,19 @@ def test_settings_cannot_be_changed() -> None:
         Settings().port = 1
 
 
-def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_setting_with_the_kind_and_unit_of_its_value(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_settings(["--help"], {})
     text = capsys.readouterr().out
     for name, field in SETTINGS.items():
         assert flag_name(name) in text
         assert field.description
+    for shown in (
+        *("--page, --no-page", "--client-timeout-s SECONDS", "--memory-bytes BYTES"),
+        *("--bundles FOLDER", "--max-rows N", "--provider {auto,cpu,cuda}"),
+    ):
+        assert shown in text
+    assert "VALUE" not in text
 
 
 def test_a_switch_has_a_negative_form_and_no_value(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,24 +137,3 @@ def test_a_switch_has_a_negative_form_and_no_value(capsys: pytest.CaptureFixture
         with pytest.raises(SystemExit):
             read_settings(arguments, {})
         assert "error: --page takes no value, got " in capsys.readouterr().err
-
-
-def test_help_shows_kinds_and_units_of_values(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        read_settings(["--help"], {})
-    text = capsys.readouterr().out
-    for shown in (
-        "--page, --no-page",
-        "--client-timeout-s SECONDS",
-        "--memory-bytes BYTES",
-        "--bundles FOLDER",
-        "--max-rows N",
-        "--provider {auto,cpu,cuda}",
-    ):
-        assert shown in text
-    assert "VALUE" not in text
-
-
-def test_a_value_that_is_not_allowed_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"^--port must be a whole number from 0 to 65535, got 'abc'$"):
-        read_settings(["--port", "abc"], {})

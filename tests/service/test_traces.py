@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -194,13 +195,32 @@ async def test_the_client_decides_if_its_calls_are_traced_and_the_sampler_for_ot
     assert bool(collector.spans) is is_sent
 
 
+async def test_all_lines_of_tracestate_count(start: Start, collector: Collector) -> None:
+    lines = [("traceparent", SAMPLED), ("tracestate", "a=1,b=2"), ("tracestate", "c=3")]
+    async with start() as running:
+        await running.client.post("/v1/generate", json=BODY, headers=lines)
+    assert collector.named("POST /v1/generate").trace_state == "a=1,b=2,c=3"
+
+
+@pytest.mark.parametrize("end", ["/", "/v1/traces", "/v1/traces/"])
+async def test_the_address_of_a_collector_may_have_the_path_of_traces(
+    start: Start, collector: Collector, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + end)
+    async with start() as running:
+        await running.post("/v1/generate", BODY)
+    assert collector.spans
+
+
 async def test_a_collector_that_is_away_disturbs_neither_calls_nor_the_end(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sightline.service.inference.service.SHUTDOWN_TIMEOUT_S", 0.2)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:secret@127.0.0.1:9")
     async with start() as running:
         assert (await running.post("/v1/generate", BODY)).status_code == 200
+        logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").error("no collector")
+        assert getattr(caplog.records[-1], logs.FIELDS) == {"url": "http://127.0.0.1:9/v1/traces"}
         (sender,) = {thread for thread in threading.enumerate() if thread.name == "OtelBatchSpanRecordProcessor"}
         ended = time.monotonic()
     sender.join(60)
@@ -208,7 +228,13 @@ async def test_a_collector_that_is_away_disturbs_neither_calls_nor_the_end(
     assert time.monotonic() - ended < 5
 
 
-async def test_without_a_collector_there_is_no_trace_and_the_durations_are_in_a_header(start: Start) -> None:
+@pytest.mark.parametrize("is_disabled", [False, True])
+async def test_without_a_collector_there_is_no_trace_and_the_durations_are_in_a_header(
+    start: Start, monkeypatch: pytest.MonkeyPatch, *, is_disabled: bool
+) -> None:
+    if is_disabled:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setenv("OTEL_SDK_DISABLED", "True")
     async with start() as running:
         response = await running.post("/v1/generate", BODY, traceparent=SAMPLED)
         assert "traceresponse" not in response.headers
@@ -233,5 +259,7 @@ def test_traces_need_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "find_spec", lambda name: None)
     check_traces()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:4318")
-    with pytest.raises(TracesError, match="traces need the extra 'traces'; install it"):
+    with pytest.raises(
+        TracesError, match=r"^OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is .*run pip install '.*\[cpu,traces\]'"
+    ):
         check_traces()

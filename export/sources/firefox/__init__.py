@@ -55,10 +55,8 @@ class Metadata:
 def find_firefox_files(folder: Path) -> FirefoxFiles:
     """Find the files of a model by the names under which Mozilla publishes them.
 
-    A file is preferred to the same file with `.gz`, and `.alphas.bin` to `.intgemm8.bin`.
-
-    Raises:
-        ImportFailedError: a file is missing, or there are models of several language pairs.
+    A file is preferred to the same file with `.gz`, and `.alphas.bin` to `.intgemm8.bin`. Models of
+    several language pairs are an error.
     """
     matches = [match for path in sorted(folder.iterdir()) if (match := MODEL.fullmatch(path.name))]
     pairs = sorted({match[1] for match in matches})
@@ -88,9 +86,6 @@ def read_metadata(folder: FolderFiles, files: FirefoxFiles) -> Metadata:
     Mozilla's files have the languages, the architecture ("tiny", "base" or "base-memory"), the
     version, and the SHA-256 of the unpacked model. Missing and null fields are accepted. Other
     fields are not read.
-
-    Raises:
-        ImportFailedError: the file is malformed, or describes another model.
     """
     values = folder.json(METADATA)
     if values is None:

@@ -52,15 +52,7 @@ class MarianModel:
     """Tensors and configuration of a Marian model."""
 
     def __init__(self, data: bytes | mmap.mmap, file: str) -> None:
-        """Read the headers; use `open_marian` for a file.
-
-        Args:
-            data: content of the file.
-            file: its name in errors.
-
-        Raises:
-            ImportFailedError: the file is truncated or malformed, or has another version or type.
-        """
+        """Read the headers; use `open_marian` for a file. `file` is its name in errors."""
         self._data, self._file = data, file
         self._entries = self._read_headers()
         self.config: Mapping[str, ConfigValue] = self._read_config()
@@ -77,13 +69,10 @@ class MarianModel:
         return self._entry(name).shape
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """Return a copy of a tensor in float32.
+        """Return a copy of a tensor in float32, whose values are finite.
 
         Matrices have the shape (inputs, outputs), so that a layer is `x @ W + b`. Embeddings have
         the shape (vocabulary, width). Vectors have the shape (1, width).
-
-        Raises:
-            ImportFailedError: there is no such tensor, or its values are not finite.
         """
         entry = self._entry(name)
         size = math.prod(entry.shape)
@@ -112,11 +101,7 @@ class MarianModel:
         )
 
     def _unpack(self, layout: str, position: int) -> tuple[int, ...]:
-        """Return integers at a position.
-
-        Raises:
-            ImportFailedError: the file ends before.
-        """
+        """Return integers at a position."""
         size = struct.calcsize(layout)
         if position + size > len(self._data):
             raise self._error(f"it is truncated: {position + size} bytes are needed, {len(self._data)} are there")
@@ -193,11 +178,7 @@ class MarianModel:
 
 @contextmanager
 def open_marian(path: Path) -> Iterator[MarianModel]:
-    """Open a `.bin` file memory-mapped, or a `.bin.gz` file unpacked in memory.
-
-    Raises:
-        ImportFailedError: the file cannot be read, or is not a Marian model.
-    """
+    """Open a `.bin` file memory-mapped, or a `.bin.gz` file unpacked in memory."""
     if path.suffix == ".gz":
         yield MarianModel(read_file(path), str(path))
         return
@@ -213,11 +194,7 @@ def open_marian(path: Path) -> Iterator[MarianModel]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file, and unpack it if its name ends in `.gz`.
-
-    Raises:
-        ImportFailedError: the file cannot be read or unpacked, or is too large.
-    """
+    """Return the content of a file, and unpack it if its name ends in `.gz`."""
     try:
         if path.suffix != ".gz":
             return path.read_bytes()
@@ -237,8 +214,7 @@ def read_file(path: Path) -> bytes:
 def parse_flat_yaml(text: str) -> dict[str, ConfigValue]:
     """Parse the subset of YAML that Marian writes: `key: value`, and lists with an item per line.
 
-    Raises:
-        ValueError: a line has another form, or a key occurs twice.
+    Raises `ValueError` for a line of another form, and for a key that occurs twice.
     """
     values: dict[str, ConfigValue] = {}
     key = ""

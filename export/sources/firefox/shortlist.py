@@ -35,14 +35,11 @@ class Shortlist:
         return self.targets[self.offsets[source_id] : self.offsets[source_id + 1]]
 
     def candidates(self, source_ids: Iterable[int]) -> NDArray[np.int64]:
-        """Return the candidates of a sentence in ascending order.
+        """Return the candidates of a sentence, which has an end token, in ascending order.
 
         Marian takes the candidates of all sentences of a batch, and adds up to seven more tokens so
-        that their number is a multiple of eight.
-
-        Args:
-            source_ids: ids of the source with the end token. The start token of the decoder, which
-                the file does not contain, adds no candidates.
+        that their number is a multiple of eight. The start token of the decoder, which the file
+        does not contain, adds no candidates.
         """
         is_candidate = np.zeros(self.target_size, bool)
         is_candidate[: self.num_frequent] = True
@@ -70,20 +67,10 @@ class Shortlist:
 
 
 def parse_shortlist(data: bytes, file: str, *, source_size: int, target_size: int, is_shared: bool) -> Shortlist:
-    """Parse a binary shortlist.
+    """Parse a binary shortlist; `file` is its name in errors.
 
     The file has six uint64 (a constant, a checksum, the numbers of frequent and of best tokens, the
     lengths of the two arrays), the offsets as uint64 and the target ids as uint32.
-
-    Args:
-        data: content of the file.
-        file: its name in errors.
-        source_size: size of the source vocabulary.
-        target_size: size of the target vocabulary.
-        is_shared: True if source and target have one vocabulary.
-
-    Raises:
-        ImportFailedError: the file is truncated, malformed or damaged, or has other vocabularies.
     """
 
     def error(reason: str) -> ImportFailedError:

@@ -1,6 +1,4 @@
-"""Compare the time of an engine step with all attention maps to one without maps, for the same
-tokens.
-"""
+"""Compare the time of an engine step with and without all attention maps, for the same tokens."""
 
 import math
 import time

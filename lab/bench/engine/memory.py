@@ -1,8 +1,7 @@
-"""Measure resident memory of a service with all shipped bundles over thousands of calls of every
-kind.
+"""Measure memory of a service with all shipped bundles over thousands of calls of every kind.
 
-Memory of rows is released when a model has had no work for a second. Therefore the largest memory
-is that of samples without a pause, and growth is measured after pauses.
+Memory of rows is released when a model has had no work for a second. Therefore the largest resident
+memory is that of samples without a pause, and growth is measured after pauses.
 """
 
 import asyncio

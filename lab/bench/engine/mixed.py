@@ -1,5 +1,4 @@
-"""Measure streams of short sentences, alone and while long texts are encoded and batches are
-generated.
+"""Measure streams of short sentences, alone and while long texts and batches are processed.
 
 Time to first token counts from sending the request. A gap is the time between two events of one
 stream.

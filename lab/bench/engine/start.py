@@ -1,6 +1,4 @@
-"""Measure the time until ready, the first request relative to the tenth, and resident memory of one
-process after a load.
-"""
+"""Measure the time until ready, the first request over the tenth, and memory after a load."""
 
 import time
 

@@ -33,21 +33,16 @@ class Decoder(Protocol):
         ...
 
     def decode(self, prepared: Any, num_beams: int, new_tokens: int | None) -> list[list[int]]:
-        """Return the best output of each source, the end token included.
+        """Return the best output of each prepared source, the end token included.
 
-        Args:
-            prepared: The result of `prepare`.
-            num_beams: Number of beams; 1 is greedy decoding.
-            new_tokens: Number of tokens of every output. None decodes to the natural end, up to
-                MAX_NEW_TOKENS.
+        With `new_tokens`, every output has this number; None decodes to the natural end, up to
+        MAX_NEW_TOKENS.
         """
         ...
 
 
 class SightlineDecoder:
-    """Sightline's engine in this process. All sources are submitted at once; rows are refilled as
-    they become free.
-    """
+    """Sightline's engine, given all sources at once; rows are refilled as they become free."""
 
     def __init__(self, bundle: Path, num_threads: int, max_rows: int) -> None:
         from sightline.base.bundle import read_bundle

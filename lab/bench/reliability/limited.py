@@ -1,6 +1,4 @@
-"""Control groups with a memory limit, for both versions of Linux's interface. Creating one needs
-root.
-"""
+"""Control groups with a memory limit, which needs root, for both versions of Linux's interface."""
 
 import contextlib
 import os
@@ -48,9 +46,7 @@ def _own_group(is_version_1: bool) -> Path:
 @contextlib.contextmanager
 def limited_memory(limit_bytes: int) -> Iterator[MemoryGroup]:
     """Create a group whose processes share a memory limit; it is removed after they have ended.
-
-    Raises:
-        OSError: The caller is not root, or there is no memory controller.
+    Raises `OSError` without root or a memory controller.
     """
     is_version_1 = (CGROUP / "memory").is_dir()
     folder = (CGROUP / "memory" if is_version_1 else CGROUP) / f"sightline-{os.getpid()}"

@@ -94,10 +94,9 @@ def _goodput(
     clients: Sequence[int],
     rows: list[dict[str, Any]],
 ) -> dict[str, Figure]:
-    """Measure the peak goodput of a closed loop, then the goodput at multiples of that rate.
-
-    The best number of clients is found beforehand, because the maximum of several noisy figures
-    would be biased.
+    """Measure the peak goodput of a closed loop, then the goodput at multiples of that rate. The
+    best number of clients is found beforehand, because the maximum of several noisy figures would
+    be biased.
     """
 
     def measure(**changes: Any) -> tuple[Measurement, float]:
@@ -180,9 +179,8 @@ def _distribution(seconds: Sequence[float]) -> Distribution:
 def _small_among_large(
     server: RunningServer, options: Options, rows: list[dict[str, Any]], keys: tuple[str, str] = ("", "")
 ) -> dict[str, Figure]:
-    """Measure a client with single inputs, alone and beside clients with large calls.
-
-    `keys` are the API keys of the first client and of the others; empty if the server needs none.
+    """Measure a client with single inputs, alone and beside clients with large calls. `keys` are
+    the API keys of the first client and of the others; empty if the server needs none.
     """
     small = Load(GENERATE, bodies_of(options.sentences), clients=1, duration_s=2 * options.seconds)
     large = Load(
@@ -222,9 +220,7 @@ def _small_among_large(
 
 
 def _retries(server: RunningServer, options: Options, rows: list[dict[str, Any]]) -> dict[str, Figure]:
-    """Measure health checks while many clients repeat rejected calls, with and without obeying
-    `Retry-After`.
-    """
+    """Measure health checks while clients repeat rejected calls, with and without `Retry-After`."""
     figures = {}
     for name, honors in (("Retry-After", True), ("at once", False)):
         load = Load(

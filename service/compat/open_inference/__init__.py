@@ -37,11 +37,7 @@ _INFER_ERRORS: tuple[ErrorCode, ...] = (
 
 
 async def check_version(model_version: Annotated[Version, described("Version of the model; there is only 1.")]) -> None:
-    """Reject another version of the model in the path.
-
-    Raises:
-        ApiError: `model_not_found`.
-    """
+    """Reject another version of the model in the path."""
     if model_version != VERSION:
         raise ApiError("model_not_found", f"The only version of each model is {VERSION}.", path="version")
 
@@ -49,8 +45,8 @@ async def check_version(model_version: Annotated[Version, described("Version of 
 Handler = Callable[..., Awaitable[Any]]
 
 
-def _get(path: str, handler: Handler, response: Any, errors: Sequence[ErrorCode] = ()) -> Endpoint:
-    return Endpoint("GET", path, handler, response, errors, error_format=SENTENCE_ERRORS)
+def _get(path: str, handler: Handler, response: Any, errors: Sequence[ErrorCode] = (), **options: Any) -> Endpoint:
+    return Endpoint("GET", path, handler, response, errors, error_format=SENTENCE_ERRORS, **options)
 
 
 def _post(path: str, handler: Handler, response: Any, errors: Sequence[ErrorCode], **options: Any) -> Endpoint:
@@ -97,8 +93,15 @@ def at_version(endpoint: Endpoint) -> Endpoint:
 PREFIX = "/v2/"
 ENDPOINTS = (
     _get("/v2", models.server_metadata, schemas.ServerMetadata),
-    _get("/v2/health/live", models.server_live, schemas.ServerLive),
-    _get("/v2/health/ready", models.server_ready, schemas.ServerReady, UNAVAILABLE_ERRORS),
+    _get("/v2/health/live", models.server_live, schemas.ServerLive, ignores_query=True, is_open=True),
+    _get(
+        "/v2/health/ready",
+        models.server_ready,
+        schemas.ServerReady,
+        UNAVAILABLE_ERRORS,
+        ignores_query=True,
+        is_open=True,
+    ),
     _get("/v2/models/stats", models.all_statistics, schemas.ModelStatistics, ("loading",)),
     *MODEL_ENDPOINTS,
     *map(at_version, MODEL_ENDPOINTS),

@@ -28,8 +28,8 @@ from sightline.service.compat.open_inference.schemas import (
 from sightline.service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
 from sightline.service.inference.classify import classify
 from sightline.service.inference.encode import embed_texts
-from sightline.service.inference.generate import generate as generate_texts
 from sightline.service.inference.generate import parameters_for
+from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.inference.tag import tag
@@ -57,7 +57,8 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
         match task:
             case "generate":
                 generation_parameters = generate_parameters(model, parameters, of_task)
-                results[task] = await generate_texts(call, model, texts, generation_parameters)
+                is_whole = "logprobs" in {output.name for output in body.outputs or ()}
+                results[task] = await generate_texts(call, model, texts, generation_parameters, is_whole=is_whole)
             case "classify" | "rerank":
                 selection, read = attention_selection(parameters, of_task), pairs if task == "rerank" else texts
                 results[task] = await classify(call, model, read, return_attention=selection, **options)
@@ -76,11 +77,7 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
 
 
 def _texts_of(inputs: Mapping[InputName, Texts], *, has_query: bool) -> tuple[Texts, Texts]:
-    """Return the texts of a request, and the pairs of its queries and these texts.
-
-    Raises:
-        ApiError: an input is missing or has no effect, or the number of queries is wrong.
-    """
+    """Return the texts of a request, and the pairs of its queries and these texts."""
     texts, queries = inputs.get("text_input"), inputs.get("query")
     if texts is None:
         raise ApiError("invalid_parameter", "It must include text_input.", path="inputs")
@@ -123,7 +120,7 @@ def _head(request_id: str | None, model_name: str) -> dict[str, Any]:
 async def generate(call: Call, model_name: PathModel, body: GenerateTextBody) -> GenerateTextResponse:
     """Generate one text from one text."""
     model, parameters = await _prepare(call, model_name, body)
-    result = await generate_texts(call, model, Texts.one(body.inputs), parameters)
+    result = await generate_texts(call, model, Texts.one(body.inputs).as_prompts(), parameters)
     (output,) = result.outputs
     return {
         **_head(body.id, result.model),  # type: ignore[typeddict-item]
@@ -138,7 +135,7 @@ async def generate_stream(call: Call, model_name: PathModel, body: StreamTextBod
     One event for each token, then one with the finish reason.
     """
     model, parameters = await _prepare(call, model_name, body)
-    events = await stream(call, model, Texts.one(body.inputs), parameters)
+    events = await stream(call, model, Texts.one(body.inputs).as_prompts(), parameters)
     return EventStream(events, TextEvents(_head(body.id, model_name)))
 
 

@@ -74,11 +74,7 @@ def main_outputs(outputs: Mapping[str, Output]) -> list[str]:
 
 
 def check_effects(parameters: InferParameters, outputs: Collection[Output]) -> None:
-    """Reject parameters that have no effect on the requested outputs.
-
-    Raises:
-        ApiError: `unsupported_parameter`.
-    """
+    """Reject parameters that have no effect on the requested outputs."""
     used = {key for output in outputs for key in (output.task, output.beside)}
     useful = {name for key, names in PARAMETERS.items() if key in used for name in names}
     for names in PARAMETERS.values():

@@ -31,11 +31,7 @@ class Tensor:
 
 
 def padded(rows: Sequence[Any], datatype: Datatype, padding: Any = 0) -> NDArray[Any]:
-    """Pad nested sequences of different lengths at the end to one tensor.
-
-    Raises:
-        ApiError: `response_too_large`.
-    """
+    """Pad nested sequences of different lengths at the end to one tensor."""
     arrays = [np.asarray(row, DTYPES[datatype]) for row in rows]
     shape = (len(arrays), *np.max([array.shape for array in arrays], axis=0).tolist())
     check_size("padded tensors", int(np.prod(shape)), "Send fewer texts, or texts of similar length.")
@@ -49,12 +45,7 @@ _TEXTS = TypeAdapter(Annotated[Texts, PlainValidator(check_texts)])
 
 
 def read_inputs(tensors: Sequence[InferInput], tail: bytes) -> dict[InputName, Texts]:
-    """Return the texts of each input by its name; `tail` are the bytes after the JSON.
-
-    Raises:
-        ApiError: `invalid_parameter` if a name is repeated, data and shape differ, or bytes are not
-            texts.
-    """
+    """Return the texts of each input by its name; `tail` are the bytes after the JSON."""
     inputs: dict[InputName, Texts] = {}
     for index, tensor in enumerate(tensors):
         if tensor.name in inputs:
@@ -108,11 +99,7 @@ def _pack(tensor: Tensor) -> bytes:
 
 
 def tensor_response(head: dict[str, Any], tensors: Sequence[Tensor]) -> InferResponse | Raw:
-    """Return the response of a call: JSON, followed by the binary tensors.
-
-    Raises:
-        ApiError: `response_too_large`.
-    """
+    """Return the response of a call: JSON, followed by the binary tensors."""
     check_size("tensors", sum(tensor.values.size for tensor in tensors), "Request fewer outputs, or send fewer texts.")
     outputs: list[InferOutput] = []
     packed: list[bytes] = []

@@ -1,6 +1,4 @@
-"""Requests and responses of OpenAI's chat completions. In a request, null equals omitting the
-field.
-"""
+"""Requests and responses of OpenAI's chat completions; null in a request omits the field."""
 
 from typing import Annotated, Any, Literal, Self
 

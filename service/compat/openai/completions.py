@@ -35,7 +35,9 @@ async def completions(call: Call, body: CompletionBody) -> Completion | EventStr
         check_continues_prompt(model, "echo")
     parameters = decoding_parameters(call, body, model)
     response = TextResponse(call, model, body, partial(CompletionWriter, model, body), "text_completion", "cmpl")
-    return cast(Completion | EventStream, await response.of(body.inputs, parameters))
+    is_whole = body.top_logprobs is not None  # `text_offset` counts the characters of the text
+    inputs = body.inputs.as_prompts() if isinstance(body.inputs, Texts) else body.inputs
+    return cast(Completion | EventStream, await response.of(inputs, parameters, is_whole=is_whole))
 
 
 class CompletionWriter:
@@ -70,7 +72,7 @@ class CompletionWriter:
         """Return the choice with new text and new tokens."""
         if not self._has_begun:
             self._has_begun = True
-            text = self._echo + self._blank_before(tokens[0]) + text
+            text = self._echo + (self._blank_before(tokens[0]) if tokens else "") + text
         return {
             "index": self._index,
             "text": text,
@@ -95,11 +97,17 @@ class CompletionWriter:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [
-                {top.text: top.logprob for top in (token, *reversed(alternatives_of(token)))} for token in tokens
-            ],
+            "top_logprobs": [_by_text(token) for token in tokens],
             "text_offset": offsets,
         }
+
+
+def _by_text(token: OutputToken) -> dict[str, float]:
+    """Return the log-probabilities of a token and of its alternatives, each with its own key."""
+    logprobs: dict[str, float] = {}
+    for top in {top.id: top for top in (token, *alternatives_of(token))}.values():
+        logprobs[f"token_id:{top.id}" if top.text in logprobs else top.text] = top.logprob  # as vLLM names tokens
+    return logprobs
 
 
 def _text_of(model: ServedModel, inputs: Texts | IdLists, index: int) -> str:

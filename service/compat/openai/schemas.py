@@ -1,6 +1,4 @@
-"""Requests and responses of OpenAI's completions and embeddings. In a request, null equals omitting
-the field.
-"""
+"""Bodies of OpenAI's completions and embeddings; null in a request omits the field."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, Self
@@ -8,7 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, Self
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
-from sightline.service.api.types import ModelName
+from sightline.service.api.types import ModelName, Truncate
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import (
     MAX_INPUTS,
@@ -167,6 +165,7 @@ class EmbeddingBody(RequestBody):
     ] = None
     dimensions: Dimensions = None
     user: Ignored[str] = None
+    truncate: Truncate | None = None  # an extension to OpenAI's API, which rejects texts that are too long
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"input": ["A dog runs.", "A cat sleeps."], "encoding_format": "base64"}]}
@@ -177,7 +176,11 @@ class CompletionLogprobs(TypedDict):
     tokens: Annotated[list[str], Field(description="Text of each token.")]
     token_logprobs: Annotated[list[float], Field(description="Log-probability of each token.")]
     top_logprobs: Annotated[
-        list[dict[str, float]], Field(description="Log-probabilities of the token and its top alternatives.")
+        list[dict[str, float]],
+        Field(
+            description="Log-probabilities of the token and its top alternatives by their texts. A token whose text "
+            "another one before it has, such as a byte of a character, has the name `token_id:` and its id instead."
+        ),
     ]
     text_offset: Annotated[list[int], Field(description="Index of each token's first character in the text.")]
 
@@ -243,12 +246,9 @@ class EmbeddingList:
 
 
 def decoding_parameters(call: Call, body: DecodingBody, model: ServedModel) -> GenerateParameters:
-    """Return the parameters of a body; the model's defaults are used for those that are absent.
-
-    Raises:
-        ApiError: `invalid_parameter` if `n` needs sampling or beam search.
-    """
-    call.field_names = {**call.field_names, "do_sample": "temperature"}
+    """Return the parameters of a body; the model's defaults are used for those that are absent."""
+    sampling = {"sampling": "a temperature above 0", "no_sampling": "a temperature of 0"}
+    call.field_names = {**call.field_names, **sampling}
     requested = given_parameters(body)
     if body.length is not None:
         requested["max_new_tokens"] = body.length

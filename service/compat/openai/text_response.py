@@ -9,9 +9,9 @@ from sightline.service.api.generate import DONE
 from sightline.service.compat.common import DataEventEncoder
 from sightline.service.compat.openai.schemas import CompletionUsage, DecodingBody
 from sightline.service.inference.call import AnyInputs, Call
-from sightline.service.inference.generate import GenerateOutput, GenerateWarning, generate
+from sightline.service.inference.generate import GenerateOutput, GenerateWarning
 from sightline.service.inference.results import CachedUsage, Usage
-from sightline.service.inference.sentence_splitting import sentence_warnings
+from sightline.service.inference.sentence_splitting import generate_texts, sentence_warnings
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import GenerateParameters
@@ -57,18 +57,18 @@ class TextResponse(DataEventEncoder):
             "model": model.name,
         }
 
-    async def of(self, inputs: AnyInputs, parameters: GenerateParameters) -> Any:
-        """Generate from the inputs and return the response."""
+    async def of(self, inputs: AnyInputs, parameters: GenerateParameters, *, is_whole: bool = False) -> Any:
+        """Generate from the inputs and return the response; see `generate_texts` for `is_whole`."""
         call = self._call
         if self._is_streamed:
-            events = await stream(call, self._model, inputs, parameters)
+            events = await stream(call, self._model, inputs, parameters, is_whole=is_whole)
             self._choices = [self._make_choice(sequence.number) for sequence in events.sequences]
-            self._warnings = await sentence_warnings(call, self._model, inputs, parameters)
+            self._warnings = await sentence_warnings(call, self._model, inputs, parameters, is_whole=is_whole)
             return EventStream(events, self)
-        result = await generate(call, self._model, inputs, parameters)
+        result = await generate_texts(call, self._model, inputs, parameters, is_whole=is_whole)
         choices = [self._make_choice(index).whole(output) for index, output in enumerate(result.outputs)]
         response = {**self._head, "choices": choices, "usage": usage_of(result.usage)}
-        if warnings := await sentence_warnings(call, self._model, inputs, parameters):
+        if warnings := await sentence_warnings(call, self._model, inputs, parameters, is_whole=is_whole):
             response["warnings"] = list(warnings.values())
         return response
 

@@ -20,6 +20,7 @@ class Prompt:
 
     parts: tuple[str | int, ...]
     add_special_tokens: bool = True  # the tokenizer's own special tokens, if the parts have none
+    around: tuple[Sequence[int], Sequence[int]] = ((), ())  # ids before and after several parts
 
     def __len__(self) -> int:
         """Return the number of inputs, which is always 1."""
@@ -27,26 +28,31 @@ class Prompt:
 
     @property
     def texts(self) -> list[str]:
-        """The texts among the parts."""
         return [part for part in self.parts if isinstance(part, str)]
 
     def encode(self, tokenizer: TextTokenizer) -> list[int]:
         """Return the token ids. Names of special tokens in the texts are plain text."""
         if len(self.parts) == 1 and isinstance(self.parts[0], str):
             return tokenizer.encode(self.parts[0], add_special_tokens=self.add_special_tokens)
-        ids: list[int] = []
+        before, after = self.around
+        ids = list(before)
         for index, part in enumerate(self.parts):
             if isinstance(part, int):
                 ids.append(part)
             else:
                 ids += tokenizer.encode(part, add_special_tokens=False, is_start=index == 0)
-        return ids
+        return [*ids, *after]
+
+
+def raw_prompt(text: str, tokenizer: TextTokenizer) -> Prompt:
+    """Return a text in which the names of special tokens stand for them, as in Transformers."""
+    return Prompt(tuple(merge_parts(tokenizer.split_special(text), tokenizer)), around=tokenizer.template_ids())
 
 
 def apply_chat_template(
     template: ChatTemplate, system: Sequence[str], turns: Sequence[Turn], tokenizer: TextTokenizer
 ) -> Prompt:
-    """Format a dialogue as the prompt of a chat model.
+    """Format a dialogue, whose first turn is the user's, as the prompt of a chat model.
 
     Special tokens in the template are recognized by their names. Messages are plain text, so that a
     user cannot end a message or insert one.
@@ -57,12 +63,6 @@ def apply_chat_template(
 
     The prompt ends with the beginning of the model's reply, or with the text of the last message if
     it is the assistant's: the model continues it.
-
-    Args:
-        template: chat template of the model.
-        system: system messages.
-        turns: messages of user and assistant; the first is the user's.
-        tokenizer: tokenizer of the source.
     """
     parts = list[str | int]()
     for text, is_message in format_dialogue(template, system, turns):
@@ -73,16 +73,9 @@ def apply_chat_template(
 def format_dialogue(
     template: ChatTemplate, system: Sequence[str], turns: Sequence[Turn], now: datetime | None = None
 ) -> list[tuple[str, bool]]:
-    """Format a dialogue as texts of the template and of messages.
+    """Format a dialogue as texts, in order, each with True if it is that of a message.
 
-    Args:
-        template: chat template of the model.
-        system: system messages.
-        turns: messages of user and assistant.
-        now: local time for the template; None for the time of the call.
-
-    Returns:
-        The texts in order, each with True if it is that of a message.
+    `now` is the local time for the template; None for the time of the call.
     """
     now = datetime.now() if now is None else now
     if not system and template.default_system is not None:

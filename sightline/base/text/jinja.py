@@ -36,10 +36,8 @@ def find_template(
 ) -> tuple[str, dict[str, str]] | None:
     """Return the text of the chat template of a checkpoint and its variables; None if it has none.
 
-    Args:
-        file: content of chat_template.jinja, which has precedence.
-        settings: content of tokenizer_config.json.
-        special_tokens: content of special_tokens_map.json.
+    The arguments are the contents of chat_template.jinja, tokenizer_config.json and
+    special_tokens_map.json. The first of them has precedence.
     """
     text = file or _default_template(settings.get("chat_template"))
     if text is None:
@@ -61,19 +59,11 @@ def _token(value: Any) -> str:
 
 
 class JinjaTemplate:
-    """A compiled template."""
-
     def __init__(self, text: str, special_tokens: Mapping[str, str], now: Callable[[str], str]) -> None:
-        """Compile a template.
+        """Compile a template with variables such as `bos_token`.
 
-        Args:
-            text: the template.
-            special_tokens: variables of the template, such as `bos_token`.
-            now: returns the time in a format of `strftime`.
-
-        Raises:
-            ChatTemplateError: the template is not valid.
-            UsageError: Jinja is not installed.
+        `now` returns the time in a format of `strftime`. Raises `ChatTemplateError` if the template
+        is not valid, `UsageError` if Jinja is not installed.
         """
         try:
             from jinja2 import pass_context
@@ -120,8 +110,7 @@ class JinjaTemplate:
     def render(self, messages: Sequence[Mapping[str, str]], reply: bool = False) -> str:
         """Render a dialogue; with `reply`, followed by the beginning of a reply.
 
-        Raises:
-            ChatTemplateError: the template rejects the dialogue, or uses something unsupported.
+        Raises `ChatTemplateError` if the template rejects it, or uses something unsupported.
         """
         try:
             with bounded_memory(MAX_BYTES), _bounded_steps():

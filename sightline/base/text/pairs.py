@@ -17,21 +17,11 @@ def tokenize_with_template(
     max_tokens: int | None = None,
     instruction: str | None = None,
 ) -> list[int]:
-    """Return the token ids of a query and a document.
+    """Return at most `max_tokens` ids of a query and a document, whose end is cut if necessary.
 
     Special tokens in the template are recognized by their names. The query, the document and the
-    instruction are plain text.
-
-    Args:
-        tokenizer: tokenizer of the model.
-        template: template of the model.
-        query: the query.
-        document: the document.
-        max_tokens: maximum number of ids. A longer text is cut at the end of the document.
-        instruction: task of the model; that of the template if None.
-
-    Raises:
-        ValueError: the texts before the document leave no token for it.
+    instruction (that of the template if None) are plain text. Raises `ValueError` if the texts
+    before the document leave no token for it.
     """
     values = {"query": query, "document": document}
     values["instruction"] = template.instruction if instruction is None else instruction

@@ -1,10 +1,12 @@
-"""Sentences of a text, found by the `sentencex` library, and the exact text between them:
-whitespace, and the numbers of list items.
+"""Sentences of a text, found by the `sentencex` library and corrected, and the exact text between
+them: whitespace, invisible characters, and the numbers of list items.
 """
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
+from unicodedata import category
 
 import sentencex
 
@@ -12,63 +14,129 @@ import sentencex
 # threads. Therefore it receives at most this many characters at once.
 WINDOW_CHARACTERS = 2048
 # Languages that write no space between sentences.
-LANGUAGES_WITHOUT_SPACES = frozenset({"ja", "km", "lo", "my", "th", "zh"})
+LANGUAGES_WITHOUT_SPACES = frozenset({"bo", "dz", "ja", "km", "lo", "my", "shn", "th", "yue", "zh"})
+# Abbreviations that `sentencex` does not know, and that end no sentence whatever follows: of all
+# languages, and those that are words of another language. After others, a word in lower case tells.
+_IN_ALL = (
+    "approx aprox avg bl.a ca cca cf d.w.z e.g esim excl exkl f.eks fig figs i.e i.p.v incl inkl insb insbes m.b.t "
+    "m.in max máx min mín nr o.a pp pág t.a.v t.ex versch vol vs zzgl św гл рис стр табл"
+)
+_IN_SOME = {
+    "": "",
+    "de": "durchschn ehem geb gest mind Tsd urspr",
+    "en": "ch chap ed eq esp est sect",
+    "fi": "tri",
+    "fr": "Dr env MM Me Mlle Mme no pag St Ste",
+    "it": "pag",
+    "pl": "im ok rys str",
+    "ru": "им ок",
+}
+ABBREVIATIONS = {language: frozenset(f"{_IN_ALL} {words}".split()) for language, words in _IN_SOME.items()}
+# Languages in which `sentencex` ends a sentence after an initial, such as "J. Smith".
+_INITIALS = frozenset({"am", "bg", "ca", "cs", "da", "es", "fr", "kk", "pl", "pt", "ru", "sk", "sr", "uk"})
+# A text that is a sentence for certain, as most inputs are.
+ONE_SENTENCE = re.compile(r"[^\W\d_]([\w ,'-]*\w)?[.?!]?")
 _WHITESPACE = re.compile(r"\s")
+# Whitespace, and characters that show nothing: control and format characters, such as a byte order
+# mark, a zero-width space or a mark of the writing direction, and fillers.
+_BLANK = "\u115f\u1160\u2800\u3164\ufeff\uffa0" + "".join(
+    character for character in map(chr, range(0x3001)) if category(character) in ("Cc", "Cf", "Zl", "Zp", "Zs")
+)
+# Marks that change the character before them, and show nothing alone.
+_SELECTORS = "\u034f" + "".join(map(chr, range(0xFE00, 0xFE10)))
+_SHOWS_NOTHING = re.compile(f"[{re.escape(_BLANK)}{_SELECTORS}]*")
 # A number or letter of a list item, such as "1.", "2.3.", "a)" or "(iv)". It belongs to the
 # sentence after it.
 _LIST_MARKER = re.compile(r"\(?(\d{1,3}(\.\d{1,3})*|[^\W\d_]|[ivxIVX]{2,5})[.)]\.?")
 # A list marker that is copied, because models read a number as a count. A single letter with a
 # period stays with its sentence, because it may be an initial: "J. Smith sleeps."
 _COPIED_MARKER = re.compile(r"(\(?\d{1,3}(\.\d{1,3})*[.)]\.?|\(?([^\W\d_]|[ivxIVX]{2,5})\))\s+(?=\S)")
+# Characters before and after the end of a sentence that decide about it. More are not read, so that
+# the time is linear in the length of the text.
+_CONTEXT = 64
+# What may follow the end of a sentence without whitespace: quotes, brackets, combining marks, and
+# what shows nothing.
+_CLOSING = re.compile(f"[\"'”’»›)\\]}}」』）】〉》\u0300-\u036f\u20e3{_SELECTORS}{re.escape(_BLANK)}]*")
+# Scripts that write no space between words: Thai to Myanmar, Khmer, Kana, Bopomofo and Han.
+_UNSPACED = (
+    "[\u0e00-\u109f\u1780-\u17ff\u19e0-\u19ff\u3040-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua9e0-\ua9ff"
+    "\uaa60-\uaa7f\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+)
+# The end of a sentence that needs no whitespace: a mark of these scripts, or another one between
+# two of their words.
+_UNSPACED_MARK = re.compile("[。！？｡།༎။។៕][^\\w\\s]*\\Z")
+_UNSPACED_WORD, _UNSPACED_NEXT = re.compile(f"{_UNSPACED}[^\\w\\s]*\\Z"), re.compile(f"[^\\w\\s]*{_UNSPACED}")
+# The period or the dots at the end of a sentence, the word before them, and the next word.
+_DOTS = re.compile("(\\.+|…)[\"'”’»›)\\]]*\\Z")
+_LAST_WORD = re.compile(r"(\d\s?)?\b([^\W\d_]([\w.]*\w)?)\Z")
+_NEXT_WORD = re.compile(r"[^\w\s]*([^\W\d_])([^\W\d_]?)")
+_FIRST = re.compile(r"[^\W_]")
+# An abbreviation, such as a unit, also where sentences begin in lower case.
+_CONSONANTS = re.compile("[bcdfghjklmnpqrstvwxz]{2,}")
 
 
 @dataclass(frozen=True)
 class SplitText:
     """A text as a list of sentences and the text around them."""
 
-    sentences: Sequence[str]  # without whitespace at either end
-    gaps: Sequence[str]  # whitespace and list markers; gaps[i] precedes sentence i; one more gap ends the text
+    sentences: Sequence[str]  # without whitespace and invisible characters at either end
+    gaps: Sequence[str]  # what is copied; gaps[i] precedes sentence i; one more gap ends the text
 
     def join(self, sentences: Sequence[str], language: str) -> str:
-        """Replace each sentence and keep the gaps.
+        """Replace each sentence and keep the gaps. Unchanged sentences give the text again.
 
-        Args:
-            sentences: replacement of each sentence.
-            language: language of the replacements. A space is inserted between two sentences
-                without a gap, unless this language writes none.
+        `language` is that of the replacements, see `with_separators`.
         """
-        separator = "" if language.partition("-")[0] in LANGUAGES_WITHOUT_SPACES else " "
-        parts = [self.gaps[0]]
-        for sentence, gap in zip(sentences, self.gaps[1:], strict=True):
-            parts += sentence, gap or separator
-        if not self.gaps[-1]:
-            parts.pop()
-        return "".join(parts)
+        is_changed = list(sentences) != list(self.sentences)
+        gaps = self.with_separators(language).gaps if is_changed else self.gaps
+        return "".join(chain.from_iterable(zip_longest(gaps, sentences, fillvalue="")))
+
+    def with_separators(self, language: str) -> "SplitText":
+        """Insert a space between two sentences without a gap, unless the language writes none."""
+        if language.partition("-")[0] in LANGUAGES_WITHOUT_SPACES:
+            return self
+        last = len(self.gaps) - 1
+        return replace(self, gaps=[gap or " " * (0 < index < last) for index, gap in enumerate(self.gaps)])
+
+    def copying(self, language: str) -> "SplitText":
+        """Make sentences without a letter a part of the gaps; the others become this language."""
+        if all(map(has_letter, self.sentences)):
+            return self
+        gaps = self.with_separators(language).gaps
+        sentences, kept = [], [gaps[0]]
+        for sentence, gap in zip(self.sentences, gaps[1:], strict=True):
+            if has_letter(sentence):
+                sentences.append(sentence)
+                kept.append(gap)
+            else:
+                kept[-1] += sentence + gap
+        return SplitText(sentences, kept)
+
+
+def has_letter(text: str) -> bool:
+    return any(map(str.isalpha, text))
 
 
 def split_sentences(text: str, language: str, max_sentences: int) -> SplitText | None:
-    """Split a text into sentences. A line break always ends a sentence.
+    """Split a text into sentences; None if there are more than `max_sentences`.
 
-    Args:
-        text: the text.
-        language: BCP 47 tag of its language; for an unknown one, general rules are used.
-        max_sentences: maximum number of sentences.
-
-    Returns:
-        The sentences and gaps; None if there are more than `max_sentences`.
+    A line break always ends a sentence. The language is a BCP 47 tag; for an unknown one, general
+    rules are used.
     """
     language = language.partition("-")[0]  # `sentencex` knows ISO 639 codes
     sentences: list[str] = []
     gaps: list[str] = []
     position = gap_start = 0
     for segment in _segments(text, language):
-        sentence = segment.strip()
-        if sentence:
+        if not _SHOWS_NOTHING.fullmatch(segment):
             if len(sentences) == max_sentences:
                 return None
-            start = position + len(segment) - len(segment.lstrip())
-            if marker := _COPIED_MARKER.match(sentence):
-                start, sentence = start + marker.end(), sentence[marker.end() :]
+            sentence = segment.lstrip(_BLANK)
+            marker = _COPIED_MARKER.match(sentence)
+            if marker and not _SHOWS_NOTHING.fullmatch(sentence, marker.end()):
+                sentence = sentence[marker.end() :].lstrip(_BLANK)
+            start = position + len(segment) - len(sentence)
+            sentence = sentence.rstrip(_BLANK)
             gaps.append(text[gap_start:start])
             sentences.append(sentence)
             gap_start = start + len(sentence)
@@ -92,12 +160,63 @@ def _segments(text: str, language: str) -> Iterator[str]:
                 lengths.pop()  # the window may have cut this sentence
             for length in lengths:
                 position += length
-                if position < len(line) and _LIST_MARKER.fullmatch(line[start:position].strip()):
-                    continue
-                yield line[start:position]
-                start = position
+                end = _sentence_end(line, start, position, language)
+                if end is not None:
+                    yield line[start:end]
+                    start = end
             if not is_last and not lengths:  # the sentence continues beyond the window
                 position += len(window)
+        if start < len(line):
+            yield line[start:]
+
+
+def _sentence_end(line: str, start: int, position: int, language: str) -> int | None:
+    """Return the end of the sentence that `sentencex` ends at a position; None if it goes on there.
+
+    In scripts with spaces, a sentence ends only before whitespace. Abbreviations end none.
+    `position` is the start of the next sentence, or of a part of this one.
+    """
+    if position <= start:
+        return None
+    if position - start < _CONTEXT and _LIST_MARKER.fullmatch(line[start:position].strip(_BLANK)):
+        return None
+    end, before = position, line[max(start, position - _CONTEXT) : position]
+    is_spaced = _WHITESPACE.search(before, len(before.rstrip(_BLANK))) is not None
+    if not is_spaced:
+        closing = _CLOSING.match(line, position, position + _CONTEXT)
+        assert closing is not None, "it may be empty"
+        if closing.end() == len(line):
+            return None
+        if space := _WHITESPACE.search(closing[0]):
+            is_spaced, end = True, position + space.start()
+            before += line[position:end]
+    before, after = before.rstrip(_BLANK), line[end : end + _CONTEXT].lstrip(_BLANK)
+    if not is_spaced:
+        is_between = _UNSPACED_WORD.search(before) and _UNSPACED_NEXT.match(after)
+        return end if is_between or _UNSPACED_MARK.search(before) else None
+    first = _FIRST.search(line, start, start + _CONTEXT)
+    is_lower = first is not None and first[0] != first[0].title()
+    return None if _goes_on(before, after, language, position - start <= _CONTEXT, is_lower) else end
+
+
+def _goes_on(before: str, after: str, language: str, is_first: bool, is_lower: bool) -> bool:
+    """Return True if a sentence goes on between `before` and `after`, after a period or dots.
+
+    `is_first` says that `before` is all of the sentence so far, and `is_lower` that it begins in
+    lower case, so that the next sentence may do so, too.
+    """
+    dots = _DOTS.search(before)
+    if dots is None:
+        return False
+    if dots[1] == "." and (last := _LAST_WORD.search(before, 0, dots.start())):
+        word, abbreviations = last[2], ABBREVIATIONS.get(language, ABBREVIATIONS[""])
+        is_first = is_first and not has_letter(before[: last.start(2)])
+        is_initial = len(word) == 1 and language in _INITIALS
+        if last[1] is None and (is_initial or {word, word.lower() if is_first else word} & abbreviations):
+            return True
+        is_lower = is_lower and not _CONSONANTS.fullmatch(word)
+    letters = None if is_lower else _NEXT_WORD.match(after)
+    return letters is not None and letters[1] != letters[1].title() and not letters[2].isupper()
 
 
 def _segment_lengths(text: str, language: str) -> list[int]:

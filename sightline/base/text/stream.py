@@ -18,13 +18,10 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> None:
-        """Create a stream.
+        """Create a stream whose text ends before the first stop string.
 
-        Args:
-            tokenizer: tokenizer of the target.
-            stop: stop strings. The text ends before the first one.
-            prefix: ids of a target prefix. Its text is part of the first piece, and is not searched
-                for stop strings.
+        `prefix` has the ids of a target prefix. Its text is part of the first piece, and is not
+        searched for stop strings.
         """
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
@@ -54,7 +51,6 @@ class TextStream:
         return bool(self._decoder.getstate()[0])
 
     def copy(self) -> "TextStream":
-        """Return a copy with the same state."""
         other = copy.copy(self)
         other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         other._decoder.setstate(self._decoder.getstate())

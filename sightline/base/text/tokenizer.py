@@ -74,11 +74,7 @@ class TextTokenizer:
     """Tokenizer of the source or of the target."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Build the table of each token's bytes.
-
-        Raises:
-            ValueError: the decoder is of a kind that is not supported.
-        """
+        """Build the table of each token's bytes. Raises `ValueError` for an unknown decoder."""
         decoder = _config(tokenizer.decoder)
         _check_decoder(decoder)
         tokenizer.encode_special_tokens = True  # special tokens in the input text are plain text
@@ -131,13 +127,10 @@ class TextTokenizer:
     # Encoding
 
     def encode(self, text: str, *, add_special_tokens: bool = True, is_start: bool = True) -> list[int]:
-        """Tokenize a text.
+        """Tokenize a text; `add_special_tokens` are those of the model's template.
 
-        Args:
-            text: the text.
-            add_special_tokens: add those of the model's template.
-            is_start: False if special tokens precede the text. Some tokenizers insert a space only
-                at the start of a prompt.
+        `is_start` is False if special tokens precede the text. Some tokenizers insert a space only
+        at the start of a prompt.
         """
         tokenizer = self._tokenizer if is_start else self._continuing
         ids: list[int] = _encode(tokenizer, text, add_special_tokens).ids
@@ -164,15 +157,10 @@ class TextTokenizer:
     def encode_pair(self, first: str, second: str, max_tokens: int | None = None) -> list[int]:
         """Tokenize a pair of texts with the special tokens of the model's template for pairs.
 
-        Args:
-            first: first text, such as a query.
-            second: second text, such as a document.
-            max_tokens: maximum number of ids. The longer text is truncated first, until both have
-                the same length (`longest_first` of the `tokenizers` library). If a single token is
-                left then, it goes to the longer text, or to either if both are very long.
-
-        Raises:
-            ValueError: max_tokens leaves no token for the texts.
+        If there are more than `max_tokens`, the longer text is truncated first, until both have the
+        same length (`longest_first` of the `tokenizers` library). If a single token is left then,
+        it goes to the longer text, or to either if both are very long. Raises `ValueError` if
+        `max_tokens` leaves no token for the texts.
         """
         if max_tokens is None:
             ids: list[int] = _encode(self._tokenizer, (first, second)).ids
@@ -195,8 +183,7 @@ class TextTokenizer:
     def encode_pair_cutting_first(self, first: str, second: str, max_tokens: int) -> list[int]:
         """Tokenize a pair of texts, and truncate only the first one (`only_first` of Transformers).
 
-        Returns:
-            At most `max_tokens` ids, or more if the second text leaves no token for the first.
+        The result exceeds `max_tokens` if the second text leaves no token for the first.
         """
         budget = max_tokens - self._tokenizer.num_special_tokens_to_add(True)
         parts = [self._encode_start(text, max(budget, 1)) for text in (first, second)]
@@ -207,17 +194,11 @@ class TextTokenizer:
     def windows(
         self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int
     ) -> list["PairWindow"]:
-        """Tokenize a pair of texts, whose second text is read in overlapping parts if it is long.
+        """Tokenize a pair of texts, a long second one of which is read in overlapping parts.
 
-        Args:
-            first: text in each window, such as a question.
-            second: text that is read in parts, such as the context of a question.
-            max_tokens: maximum number of ids of a window.
-            max_first_tokens: the first text is cut after this many tokens.
-            overlap: number of tokens that two consecutive windows share.
-
-        Raises:
-            ValueError: the first text leaves no more than `overlap` tokens for the second one.
+        A window has at most `max_tokens` ids, and `max_first_tokens` of the first text. Consecutive
+        windows share `overlap` tokens. Raises `ValueError` if the first text leaves no more than
+        `overlap` tokens for the second one.
         """
         question = self._encode_start(first, max_first_tokens)
         question.truncate(max_first_tokens)
@@ -257,11 +238,8 @@ class TextTokenizer:
     def min_num_tokens(self, text: str, max_tokens: int) -> int:
         """Return a lower bound of the number of tokens; the time does not grow with long texts.
 
-        It serves to reject texts that are much too long without tokenizing all of them.
-
-        Returns:
-            A number above `max_tokens` if the first tokens of the text are already more, without
-            special tokens. Otherwise 0.
+        It serves to reject texts that are much too long without tokenizing all of them: it is 0
+        unless the first tokens of the text, without special tokens, already exceed `max_tokens`.
         """
         for start in _starts(text, max_tokens):
             if len(start) == len(text):
@@ -335,9 +313,7 @@ class TextTokenizer:
     def offsets(self, text: str, num_tokens: int) -> Offsets:
         """Return the character range of each token of a text; see `encode_spans`.
 
-        Args:
-            text: the text.
-            num_tokens: number of its tokens, from `encode` or `encode_truncated`.
+        `num_tokens` is the number of tokens from `encode` or `encode_truncated`.
         """
         spans: list[TokenSpan] = []
         for start in _starts(text, num_tokens):
@@ -355,6 +331,13 @@ class TextTokenizer:
                 parts.append(self._id_of_special[part] if index % 2 else part)
         return parts
 
+    def template_ids(self) -> tuple[list[int], list[int]]:
+        """Return the ids of special tokens that the model expects before a text, and after it."""
+        encoding = self._tokenizer.encode("a")
+        ids: list[int] = encoding.ids
+        num_first = next((index for index, is_added in enumerate(encoding.special_tokens_mask) if not is_added), 0)
+        return ids[:num_first], ids[len(ids) - self._num_final :]
+
     def absorbs_whitespace(self, token_id: int) -> tuple[bool, bool]:
         """Return two flags: a special token absorbs the whitespace before it, and after it."""
         return self._absorbs.get(token_id, (False, False))
@@ -362,10 +345,9 @@ class TextTokenizer:
     # Decoding
 
     def name(self, token_id: int) -> str:
-        """Return the text of a token for display.
+        """Return the text of a token for display, or the name of a special token.
 
-        The text includes a leading space. Special tokens have their names. Incomplete characters
-        are replaced by U+FFFD.
+        The text includes a leading space. Incomplete characters are replaced by U+FFFD.
         """
         if token_id in self._special_ids:
             return self._tokenizer.id_to_token(token_id) or ""
@@ -381,9 +363,7 @@ class TextTokenizer:
     def bytes_of(self, token_id: int, *, is_first: bool = False) -> bytes:
         """Return the bytes that a token adds to the text; empty for special tokens.
 
-        Args:
-            token_id: id of the token.
-            is_first: True if no token before it adds anything. It may lose its leading space then.
+        A first token, before which none adds anything, may lose its leading space.
         """
         if not self.adds_text(token_id):
             return b""
@@ -500,9 +480,7 @@ class TextTokenizer:
 def read_tokenizer(path: Path) -> TextTokenizer:
     """Read a `tokenizer.json`.
 
-    Raises:
-        BundleError: the file cannot be read, its decoder is of a kind that is not supported, or its
-            rules make texts much longer.
+    Raises `BundleError`, also if the decoder is not supported or rules make texts much longer.
     """
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -516,13 +494,10 @@ def read_tokenizer(path: Path) -> TextTokenizer:
 
 
 def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool = True) -> Any:
-    """Tokenize a text or a pair of texts.
+    """Tokenize a text or a pair of texts. Raises `RuntimeError` if the library panics.
 
     The library holds Python's global lock while it encodes one input, but not for a batch, which
     costs more for a short text.
-
-    Raises:
-        RuntimeError: the library panics.
     """
     first, second = (text, None) if isinstance(text, str) else text
     try:
@@ -571,13 +546,9 @@ def _steps(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def check_bounds(tokenizer: Tokenizer) -> None:
-    """Check that the work and the memory of a tokenizer are bounded.
+    """Raise `ValueError` unless the work and the memory of a tokenizer are bounded.
 
-    Tables of tokens have a row for each id. A few rules that each double a text make it very much
-    longer.
-
-    Raises:
-        ValueError: an id is too large, or a part makes a text too long.
+    Tables of tokens have a row for each id. A few rules that each double a text lengthen it much.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
@@ -646,11 +617,7 @@ def _replace_slow_pattern(tokenizer: Tokenizer) -> None:
 
 
 def _check_decoder(config: dict[str, Any]) -> None:
-    """Check that a decoder converts each token on its own, except for the first one.
-
-    Raises:
-        ValueError: the decoder has another step.
-    """
+    """Raise `ValueError` unless a decoder converts each token but the first one on its own."""
     steps = list(_steps(config))
     is_fused = has_bytes = False
     for step in steps:

@@ -96,13 +96,9 @@ def words_of(text: str, spans: Sequence[Span | None]) -> list[Word]:
 
     A token belongs to the word whose characters it covers. If it covers characters of several words
     of `word_spans`, they are one word. A token that covers only whitespace, or nothing, belongs to
-    the word of the next token, at the end of the text to the last word. Special tokens belong to no
-    word.
-
-    Args:
-        text: the text.
-        spans: character range of each token in ascending order, which may include whitespace; None
-            for special tokens. Tokens that share a character have it in both ranges.
+    the word of the next token, at the end of the text to the last word. Special tokens, whose span
+    is None, belong to no word. Spans are in ascending order and may include whitespace. Tokens that
+    share a character have it in both spans.
     """
     parts = word_spans(text)
     part_at: dict[int, int] = {}  # index in `parts` by character
@@ -138,11 +134,8 @@ def _covered_parts(part_at: dict[int, int], span: Span | None) -> list[int]:
 def rows_that_read(maps: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return attention maps whose row t is that of the decoder step that reads target token t.
 
-    It is the row of the step that writes token t + 1. No step reads the last token, and its weights
-    are 0.
-
-    Args:
-        maps: weights (..., rows, columns), where row t is that of the step that writes token t.
+    That step writes token t + 1; in the given maps (..., rows, columns), row t is that of the step
+    that writes token t. No step reads the last token, and its weights are 0.
     """
     return np.concatenate([maps[..., 1:, :], np.zeros_like(maps[..., :1, :])], axis=-2)
 
@@ -152,16 +145,12 @@ def merge_weights(
     rows: Sequence[Sequence[int]] | None = None,
     columns: Sequence[Sequence[int]] | None = None,
 ) -> NDArray[np.float32]:
-    """Return attention maps of words from maps of tokens.
+    """Return attention maps of words from maps (..., rows, columns) of tokens.
 
     The weight to a word is the sum over its tokens, and the weight from a word is the mean over its
     tokens (Clark et al. 2019, "What Does BERT Look At?", section 4.1). Tokens that belong to no
-    word are left out, and the rest is not normalized again.
-
-    Args:
-        maps: weights (..., rows, columns) of tokens.
-        rows: indices of the rows of each word; None to keep the rows of the tokens.
-        columns: indices of the columns of each word; None to keep the columns of the tokens.
+    word are left out, and the rest is not normalized again. `rows` and `columns` are the indices of
+    each word's tokens; None keeps those of the tokens.
     """
     if columns is not None:
         merged = np.empty((*maps.shape[:-1], len(columns)), np.float32)

@@ -7,8 +7,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from sightline.base.bundle import ChatTemplate
-from sightline.base.text.chat_prompt import Turn, apply_chat_template
+from sightline.base.text.chat_prompt import Turn, apply_chat_template, raw_prompt
 from sightline.base.text.tokenizer import TextTokenizer
+from tests.base.text.kinds import KINDS
 from tests.support.dialogues import in_turn
 
 CHATML = """{%- if messages[0].role != 'system' -%}{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}{%- endif -%}
@@ -111,6 +112,23 @@ def test_a_message_cannot_insert_a_special_token(name: str) -> None:
         special = [[id_ for id_ in one.encode(tokenizer) if tokenizer.is_special(id_)] for one in (prompt, plain)]
         assert special[0] == special[1]
         assert text in tokenizer.decode(prompt.encode(tokenizer))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "absorbs whitespace"])
+def test_special_tokens_of_a_raw_prompt_are_those_of_the_library(kind: str) -> None:
+    library = chat_tokenizer(absorbs=True) if kind == "absorbs whitespace" else KINDS[kind]()
+    tokenizer = TextTokenizer(Tokenizer.from_str(library.to_str()))
+    first, second = [token.content for token in library.get_added_tokens_decoder().values() if token.special][2:4]
+    for text in (
+        "A man.",
+        f"{first}A man{second} The dog",
+        f"A man{first}",
+        f"{second}",
+        f" {first} {first}\n dog  {second} ",
+        f"<think> A{second}<think>dog</think>{first[:-1]}",
+        f"{first}{second}\nA man in a blue shirt\n{second}\n{first}Größe 🙂",
+    ):
+        assert raw_prompt(text, tokenizer).encode(tokenizer) == library.encode(text).ids, text
 
 
 def test_the_longest_name_of_a_special_token_is_found() -> None:

@@ -15,9 +15,7 @@ def pair_tokenizer() -> Tokenizer:
     """Return a tokenizer that joins pairs as RoBERTa does."""
     tokenizer = byte_level_tokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{START} $A {END}",
-        pair=f"{START} $A {END} {END} $B {END}",
-        special_tokens=[(START, 1), (END, 2)],
+        single=f"{START} $A {END}", pair=f"{START} $A {END} {END} $B {END}", special_tokens=[(START, 1), (END, 2)]
     )
     return tokenizer
 

@@ -38,9 +38,7 @@ def yaml_of(options: Mapping[str, str]) -> str:
 
 
 def write_marian(
-    tensors: Mapping[str, NDArray[np.float32]],
-    options: Mapping[str, str] = OPTIONS,
-    quantized: Sequence[str] = (),
+    tensors: Mapping[str, NDArray[np.float32]], options: Mapping[str, str] = OPTIONS, quantized: Sequence[str] = ()
 ) -> bytes:
     """Return a model file; matrices of `quantized` become int8 with multiplier 127 / max |w|."""
     entries: list[tuple[str, int, tuple[int, ...], bytes]] = []

@@ -18,15 +18,7 @@ from sightline.export.sources.firefox import Metadata, find_firefox_files, read_
 from sightline.export.sources.firefox.marian_binary import MarianModel, read_file
 from sightline.export.sources.firefox.shortlist import MAGIC, Shortlist, parse_shortlist
 from sightline.export.sources.opened_checkpoint import FolderFiles
-from tests.export.firefox.models import (
-    HEADS,
-    OPTIONS,
-    VOCABULARY,
-    WIDTH,
-    random_tensors,
-    write_marian,
-    write_shortlist,
-)
+from tests.export.firefox.models import HEADS, OPTIONS, VOCABULARY, WIDTH, random_tensors, write_marian, write_shortlist
 from tests.export.firefox.reference import END_ID, EPSILON, FirefoxReference
 
 TENSORS = random_tensors()

@@ -25,13 +25,7 @@ from sightline.export.sources.firefox.shortlist import Shortlist, parse_shortlis
 from sightline.export.sources.opened_checkpoint import FolderFiles
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import greedy
-from tests.export.firefox.models import (
-    VOCABULARY,
-    random_tensors,
-    write_folder,
-    write_shortlist,
-    write_vocabulary,
-)
+from tests.export.firefox.models import VOCABULARY, random_tensors, write_folder, write_shortlist, write_vocabulary
 from tests.export.firefox.reference import END_ID, FirefoxReference
 from tests.support.export import main
 
@@ -185,24 +179,15 @@ def check_error(folder: Path, tmp_path: Path, message: str, options: ExportOptio
         ),
         ({"enc-depth": "0"}, "special:model.yml: enc-depth must be from 1 to 1000, got 0"),
         ({"enc-depth": "two"}, 'special:model.yml: enc-depth must be an integer, got "two"'),
-        (
-            {"enc-depth": "3"},
-            f"{MODEL} has no tensor 'encoder_l3_self_Wq', which its architecture needs",
-        ),
-        (
-            {"enc-depth": "1"},
-            f"{MODEL} has 16 tensors that its architecture does not use: encoder_l2_ffn_W1, ",
-        ),
+        ({"enc-depth": "3"}, f"{MODEL} has no tensor 'encoder_l3_self_Wq', which its architecture needs"),
+        ({"enc-depth": "1"}, f"{MODEL} has 16 tensors that its architecture does not use: encoder_l2_ffn_W1, "),
         ({"transformer-heads": "5"}, "dim-emb must be even, at least 4 and divisible by the 5 heads, got 12"),
         ({"dim-vocabs": "17"}, "dim-vocabs must be a list of two positive integers, the sizes of the source and the"),
         (
             {"dim-vocabs": "\n  - 18\n  - 17"},
             "dim-vocabs must be two equal sizes, because source and target share the table 'Wemb', got (18, 17)",
         ),
-        (
-            {"dim-vocabs": "\n  - 18\n  - 18"},
-            "the tensor 'Wemb' has the shape [17, 12], but special:model.yml of ",
-        ),
+        ({"dim-vocabs": "\n  - 18\n  - 18"}, "the tensor 'Wemb' has the shape [17, 12], but special:model.yml of "),
         (
             {"transformer-dim-ffn": "21"},
             f"/{MODEL} implies [12, 21]; its configuration may belong to another checkpoint",

@@ -15,12 +15,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.export.check.serving import TEXTS as ODD_TEXTS
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.tokenizers import (
-    CONVERSIONS,
-    ConvertedTokenizers,
-    firefox_tokenizer,
-    read_or_convert_tokenizers,
-)
+from sightline.export.tokenizers import CONVERSIONS, ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
 from sightline.export.tokenizers.language_tokens import M2M100, MBART, MBART_50, language_ids
 from sightline.export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel
 from tests.base.text.kinds import SENTENCES, byte_level
@@ -438,6 +433,17 @@ def test_a_firefox_vocabulary_keeps_its_ids_and_ends_with_the_end_token() -> Non
     pieces = special_pieces("</s>", "<unk>") + unigram_pieces("▁", "▁a", "a")
     tokenizer = firefox_tokenizer(write_sentencepiece(replace(UNIGRAM, pieces=pieces)), "vocab.ende.spm")
     assert ids(tokenizer, "a aa") == [3, 3, 4, 0]
+
+
+@pytest.mark.parametrize("mark", ["\xad", "\u200b", "\u2060\ufeff", "\u200e", "\u202a", "\u200d", "\u034f"])
+def test_a_firefox_model_does_not_see_invisible_characters(mark: str) -> None:
+    pieces = special_pieces("</s>", "<unk>") + unigram_pieces("▁", "▁ab", "a", "b", "я", "\u0645", "\u200c")
+    tokenizer = firefox_tokenizer(write_sentencepiece(replace(UNIGRAM, pieces=pieces)), "vocab.ende.spm")
+    text = f"a{mark}b{mark} я{mark}"
+    assert ids(tokenizer, text) == ids(tokenizer, "ab я")
+    spans = [(text[span.start : span.end], span.is_special) for span in TextTokenizer(tokenizer).encode_spans(text)]
+    assert [part.replace(mark, "") for part, is_special in spans if not is_special] == ["ab", " ", "я"]
+    assert ids(tokenizer, "\u0645\u200c\u0645") == [2, 7, 8, 7, 0]  # Persian writes it
 
 
 def test_a_firefox_vocabulary_without_an_end_token() -> None:

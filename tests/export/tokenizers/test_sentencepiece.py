@@ -214,7 +214,12 @@ def test_files_that_cannot_be_converted(content: bytes, message: str) -> None:
     [
         (UNIGRAM, {"<unk>": 0, "a": 2}, "the vocabulary of 2 tokens must have the ids 0 to 1, each of them once"),
         (UNIGRAM, {"a": 0}, "the vocabulary has no token '<unk>', which the tokenizer needs"),
-        (replace(BPE, pieces=(*BPE.pieces, Piece("x", 0.0, PieceKind.UNUSED))), None, "BPE with unused pieces"),
+        (
+            replace(BPE, pieces=(*BPE.pieces, Piece("x", 0.0, PieceKind.UNUSED))),
+            None,
+            "with an unused piece such as 'x'",
+        ),
+        (replace(BPE, pieces=(*BPE.pieces, Piece("xy", 0.0, PieceKind.UNUSED))), None, "an unused piece such as 'xy'"),
         (replace(UNIGRAM, pieces=(*UNIGRAM.pieces, Piece("x", float("nan")))), None, "score that is not a finite numb"),
     ],
 )

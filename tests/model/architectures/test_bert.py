@@ -136,11 +136,7 @@ def test_dropout_has_the_probabilities_of_the_configuration(tmp_path: Path) -> N
 
 @torch.no_grad()
 def test_attention_dropout_leaves_the_mean_unchanged(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.5,
-        "num_hidden_layers": 1,
-    }
+    options: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.5, "num_hidden_layers": 1}
     write_encoder(tmp_path, "bert", scale=0.05, **options)
     model = load(tmp_path, "encoder")
     ids, _ = batch(model.config.pad_id)

@@ -2,6 +2,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -203,6 +204,15 @@ def test_one_file_is_divided_by_a_seed(tmp_path: Path, count: int, num_dev: int)
     assert (list(again.train), list(again.dev)) == (train, dev)
     if num_dev > 1:
         assert list(open_corpus(path, "language-model", split_seed=4).dev) != dev
+
+
+@pytest.mark.parametrize(("count", "num_dev"), [(2, 1), (3, 1), (7, 3), (8, 4), (20, 4), (200, 10)])
+def test_dev_of_an_encoder_has_pairs_to_compare(tmp_path: Path, count: int, num_dev: int) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text("source\ttarget\n" + "".join(f"{number}\tx{number}\n" for number in range(count)), encoding="utf-8")
+    for task, expected in (("encoder", num_dev), ("translation", max(1, count // 20))):
+        corpus = open_corpus(path, cast(TaskName, task))
+        assert (len(list(corpus.dev)), len(list(corpus.train))) == (expected, count - expected)
 
 
 def test_dev_has_at_most_1_000_records(tmp_path: Path) -> None:

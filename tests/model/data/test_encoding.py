@@ -1,7 +1,10 @@
+from typing import Any, cast
+
 import pytest
 from tokenizers import Tokenizer, models
 
 from sightline.base.errors import UsageError
+from sightline.model.data import tokenizer_training
 from sightline.model.data.chat_format import CHAT_TOKENS, IM_START
 from sightline.model.data.encoding import encode, encode_prompt
 from sightline.model.data.examples import MemoryExamples
@@ -40,6 +43,22 @@ def test_labelled_texts_have_the_indices_of_their_labels_in_order(tokenizer: Tok
     examples = encode(tokenizer, records, labels=("a", "b", "c"))
     assert [labels for _, labels in examples] == [[1], [0, 2], []]
     assert [ids for ids, _ in examples] == encode_lines(tokenizer, [record.text for record in records])
+
+
+def test_few_characters_are_encoded_at_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoding takes much more memory than its ids."""
+    batches = list[list[str]]()
+
+    class Recorded:
+        def encode_batch_fast(self, lines: list[str]) -> Any:
+            batches.append(lines)
+            return tokenizer.encode_batch(lines)
+
+    lines = ["A dog.", "", "Two cats sleep in the sun.", "Rain.", "A", "Snow."]
+    monkeypatch.setattr(tokenizer_training, "BATCH_CHARACTERS", 10)
+    given = encode_lines(cast(Tokenizer, Recorded()), lines)
+    assert given == [encoding.ids for encoding in tokenizer.encode_batch(lines)]
+    assert batches == [["A dog.", ""], ["Two cats sleep in the sun.", "Rain.", "A"], ["Snow."]]
 
 
 def test_an_unknown_label_is_rejected(tokenizer: Tokenizer) -> None:

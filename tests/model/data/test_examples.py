@@ -37,8 +37,7 @@ def test_examples_on_disk_equal_those_in_memory(
 
 
 @pytest.mark.parametrize(
-    "other",
-    [[([1], [2, 3]), ([4], [])], [([1, 2], [3]), ([4], [5])], [([1, 2], [3])], [([4], []), ([1, 2], [3])]],
+    "other", [[([1], [2, 3]), ([4], [])], [([1, 2], [3]), ([4], [5])], [([1, 2], [3])], [([4], []), ([1, 2], [3])]]
 )
 def test_digests_of_different_examples_differ(tmp_path: Path, other: list[Example]) -> None:
     assert write(tmp_path, [([1, 2], [3]), ([4], [])], largest=(9, 9)) != write(tmp_path, other, largest=(9, 9))

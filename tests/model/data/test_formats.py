@@ -1,7 +1,7 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sightline.base.errors import UsageError
-from sightline.model.data.formats import MAX_LINE_BYTES, CorpusError, read_records
+from sightline.model.data.formats import MAX_LINE_BYTES, CorpusError, _unique, read_records
 from sightline.model.data.records import (
     DialogueMessage,
     DialogueRecord,
@@ -27,6 +27,7 @@ from sightline.model.data.records import (
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\n\t\r\ufeff"), max_size=8)
 ROWS = st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=5)
 ONE_PAIR = 'each line must be one JSON object, such as {"source": "Guten Tag!", "target": "Hello!"}'
+NOT_UTF_8 = "is not UTF-8; convert the file to UTF-8"
 ONE_TEXT = 'each line must be one JSON object, such as {"text": "a text", "label": "its label"}'
 
 
@@ -187,26 +188,14 @@ def test_blank_lines_of_json_are_no_records(tmp_path: Path) -> None:
 
 
 PAIR_ERRORS = [
-    (
-        '{"source": "a" "target": "b"}',
-        f"line 1, column 16: JSON error: Expecting ',' delimiter; {ONE_PAIR}",
-    ),
+    ('{"source": "a" "target": "b"}', f"line 1, column 16: JSON error: Expecting ',' delimiter; {ONE_PAIR}"),
     (
         '{"source": "a", "target": "b"}\n{"source": "a", "target": "b"',
         f"line 2, column 30: JSON error: Expecting ',' delimiter; {ONE_PAIR}",
     ),
-    (
-        '{"source": "a", "target": NaN}',
-        f"line 1: JSON error: NaN is not a JSON value; {ONE_PAIR}",
-    ),
-    (
-        '{"source": "a", "source": "b"}',
-        f"line 1: JSON error: the field 'source' occurs twice; {ONE_PAIR}",
-    ),
-    (
-        '["a", "b"]',
-        f"line 1: expected a JSON object, got a list; {ONE_PAIR}",
-    ),
+    ('{"source": "a", "target": NaN}', f"line 1: JSON error: NaN is not a JSON value; {ONE_PAIR}"),
+    ('{"source": "a", "source": "b"}', f"line 1: JSON error: the field 'source' occurs twice; {ONE_PAIR}"),
+    ('["a", "b"]', f"line 1: expected a JSON object, got a list; {ONE_PAIR}"),
     ('{"source": "a", "goal": "b"}', "line 1: unknown field 'goal'; the fields are source and target"),
     ('{"source": "a"}', "line 1: missing field 'target'; the fields are source and target"),
     ("{}", "line 1: missing field 'source'; the fields are source and target"),
@@ -231,6 +220,10 @@ def test_json_that_is_nested_too_deeply_is_an_error(tmp_path: Path, brackets: st
     assert message == f"line 1: JSON error: nested too deeply; {ONE_PAIR}"
 
 
+SWAPPED = "check that text and label are not swapped"
+LABELLED = "the fields are text and labels or text and label"
+
+
 def test_a_paired_surrogate_is_a_character(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "\\ud83d\\ude00"}', encoding="utf-8")
     assert read(tmp_path / "a.jsonl", "language-model") == [TextRecord("😀")]
@@ -241,16 +234,10 @@ def test_a_paired_surrogate_is_a_character(tmp_path: Path) -> None:
     [
         ("1.5", "line 1: label must be a string, an integer or a boolean, got a number"),
         ("null", "line 1: label must be a string, an integer or a boolean, got null"),
-        (
-            "NaN",
-            f"line 1: JSON error: NaN is not a JSON value; {ONE_TEXT}",
-        ),
+        ("NaN", f"line 1: JSON error: NaN is not a JSON value; {ONE_TEXT}"),
         ('["a"]', "line 1: label is a list; add --multi-label to train with several labels a text"),
         ('" "', "line 1: label is blank; add a name"),
-        (
-            "9" * 300,
-            "line 1: label must have at most 200 characters, got 300; check that text and label are not swapped",
-        ),
+        ("9" * 300, f"line 1: label must have at most 200 characters, got 300; {SWAPPED}"),
     ],
 )
 def test_errors_of_labels(tmp_path: Path, label: str, message: str) -> None:
@@ -269,12 +256,9 @@ def test_an_integer_of_thousands_of_digits_is_an_error_of_its_line(tmp_path: Pat
         ('{"text": "a", "labels": "x"}', "line 1: labels must be a list of strings, got a string"),
         ('{"text": "a", "label": "x"}', "line 1: label must be a list of strings, got a string"),
         ('{"text": "a", "labels": ["x", 1]}', "line 1: labels must be a string, got an integer"),
-        (
-            '{"text": "a", "label": [], "labels": []}',
-            "line 1: too many fields; the fields are text and labels or text and label",
-        ),
-        ('{"text": "a"}', "line 1: missing field 'label'; the fields are text and labels or text and label"),
-        ('{"labels": []}', "line 1: missing field 'text'; the fields are text and labels or text and label"),
+        ('{"text": "a", "label": [], "labels": []}', f"line 1: too many fields; {LABELLED}"),
+        ('{"text": "a"}', f"line 1: missing field 'label'; {LABELLED}"),
+        ('{"labels": []}', f"line 1: missing field 'text'; {LABELLED}"),
     ],
 )
 def test_errors_of_several_labels(tmp_path: Path, content: str, message: str) -> None:
@@ -286,40 +270,26 @@ def messages(*roles: str) -> str:
 
 
 TURNS = "after an optional system message, user and assistant take turns"
+NO_END = "line 1: messages must end with a message of the assistant"
+NO_MESSAGE = "line 1: messages[0] must be an object with the fields role and content, and no other"
+NO_TEXT = 'line 1: messages[0].content[0] must be {"type": "text", "text": "a text"}; other parts cannot be read'
+ROLES = "one of system, user, assistant, developer"
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (messages(), "line 1: messages must end with a message of the assistant"),
-        (messages("system"), "line 1: messages must end with a message of the assistant"),
-        (messages("user"), "line 1: messages must end with a message of the assistant"),
-        (messages("user", "assistant", "user"), "line 1: messages must end with a message of the assistant"),
+        *((messages(*roles), NO_END) for roles in ((), ("system",), ("user",), ("user", "assistant", "user"))),
         (messages("assistant"), f"line 1: messages[0].role must be user, got assistant; {TURNS}"),
         (messages("user", "user"), f"line 1: messages[1].role must be assistant, got user; {TURNS}"),
         (messages("user", "system"), f"line 1: messages[1].role must be assistant, got system; {TURNS}"),
-        (messages("user", "tool"), "line 1: messages[1].role must be one of system, user, assistant, developer"),
+        (messages("user", "tool"), f"line 1: messages[1].role must be {ROLES}"),
         ('{"messages": "Hi"}', "line 1: messages must be a list of objects with role and content, got a string"),
-        (
-            '{"messages": [{"role": "user"}]}',
-            "line 1: messages[0] must be an object with the fields role and content, and no other",
-        ),
-        (
-            '{"messages": [{"role": "user", "content": "a", "name": "b"}]}',
-            "line 1: messages[0] must be an object with the fields role and content, and no other",
-        ),
-        (
-            '{"messages": [{"role": [], "content": "a"}]}',
-            "line 1: messages[0].role must be one of system, user, assistant, developer",
-        ),
-        (
-            '{"messages": [{"role": "user", "content": ["a"]}]}',
-            'line 1: messages[0].content[0] must be {"type": "text", "text": "a text"}; other parts cannot be read',
-        ),
-        (
-            '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}',
-            'line 1: messages[0].content[0] must be {"type": "text", "text": "a text"}; other parts cannot be read',
-        ),
+        ('{"messages": [{"role": "user"}]}', NO_MESSAGE),
+        ('{"messages": [{"role": "user", "content": "a", "name": "b"}]}', NO_MESSAGE),
+        ('{"messages": [{"role": [], "content": "a"}]}', f"line 1: messages[0].role must be {ROLES}"),
+        ('{"messages": [{"role": "user", "content": ["a"]}]}', NO_TEXT),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}', NO_TEXT),
         (
             '{"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}',
             "line 1: messages[0].content[0].text must be a string, got an integer",
@@ -353,25 +323,16 @@ def test_texts_and_dialogues_cannot_be_mixed(tmp_path: Path) -> None:
     )
 
 
+NAMES, FIELDS = "the first line names the columns", "but must name text and label, and no other"
+
+
 @pytest.mark.parametrize("ending", ["tsv", "csv"])
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (
-            [["sentence", "label"], ["a", "b"]],
-            "unknown column 'sentence'; the first line names the columns 'sentence', 'label', but must name text and "
-            "label, and no other",
-        ),
-        (
-            [["text"], ["a"]],
-            "missing or repeated column; the first line names the columns 'text', but must name text and label, and no "
-            "other",
-        ),
-        (
-            [["text", "label", "label"]],
-            "missing or repeated column; the first line names the columns 'text', 'label', 'label', but must name text "
-            "and label, and no other",
-        ),
+        ([["sentence", "label"], ["a", "b"]], f"unknown column 'sentence'; {NAMES} 'sentence', 'label', {FIELDS}"),
+        ([["text"], ["a"]], f"missing or repeated column; {NAMES} 'text', {FIELDS}"),
+        ([["text", "label", "label"]], f"missing or repeated column; {NAMES} 'text', 'label', 'label', {FIELDS}"),
         ([["text", "label"], ["a", "b"], ["a"]], "line 3: expected 2 columns as in the first line, got 1"),
         ([["text", "label"], ["a", "b", "c"]], "line 2: expected 2 columns as in the first line, got 3"),
         ([["text", "label"], ["a", " "]], "line 2: label is blank; add a name"),
@@ -385,39 +346,25 @@ def test_errors_of_tables(tmp_path: Path, ending: str, rows: list[list[str]], me
 
 def test_a_quote_that_is_not_closed_is_an_error_of_the_line_where_it_opens(tmp_path: Path) -> None:
     advice = "texts with commas, quotes or line breaks must be in double quotes"
-    content = 'text,label\na,b\n"c,d\ne,f\n'
-    assert error_of(tmp_path / "a.csv", content, "classification") == (
-        f"line 3: CSV error: unexpected end of data; {advice}"
-    )
-    assert error_of(tmp_path / "a.csv", 'text,label\n"a"b,c\n', "classification") == (
-        f"line 2: CSV error: ',' expected after '\"'; {advice}"
-    )
+    for content, message in (
+        ('a,b\n"c,d\ne,f\n', f"line 3: CSV error: unexpected end of data; {advice}"),
+        ('"a"b,c\n', f"line 2: CSV error: ',' expected after '\"'; {advice}"),
+    ):
+        assert error_of(tmp_path / "a.csv", f"text,label\n{content}", "classification") == message
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "tsv", "csv", "txt"])
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            "text\nfünf\n".encode("latin-1"),
-            "line 2, column 2 (in bytes): byte 0xfc is not UTF-8; convert the file to UTF-8",
-        ),
-        (
-            "text\n".encode("utf-16"),
-            "line 1, column 1 (in bytes): byte 0xff is not UTF-8; convert the file to UTF-8",
-        ),
+        ("text\nfünf\n".encode("latin-1"), f"line 2, column 2 (in bytes): byte 0xfc {NOT_UTF_8}"),
+        ("text\n".encode("utf-16"), f"line 1, column 1 (in bytes): byte 0xff {NOT_UTF_8}"),
         (
             "text\n".encode("utf-16-le"),
             "line 1, column 2: NUL byte; the file is binary or not UTF-8; convert it to UTF-8",
         ),
-        (
-            b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR",
-            "line 1, column 1 (in bytes): byte 0x89 is not UTF-8; convert the file to UTF-8",
-        ),
-        (
-            b"a\xed\xa0\x80",
-            "line 1, column 2 (in bytes): byte 0xed is not UTF-8; convert the file to UTF-8",
-        ),
+        (b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", f"line 1, column 1 (in bytes): byte 0x89 {NOT_UTF_8}"),
+        (b"a\xed\xa0\x80", f"line 1, column 2 (in bytes): byte 0xed {NOT_UTF_8}"),
     ],
     ids=["Latin-1", "UTF-16 with mark", "UTF-16", "PNG", "surrogate"],
 )
@@ -429,7 +376,32 @@ def test_bytes_that_are_not_utf_8_are_named(tmp_path: Path, ending: str, content
 
 def test_a_line_that_is_too_long_is_an_error(tmp_path: Path) -> None:
     message = error_of(tmp_path / "train.txt", b"a\n" + b"a" * (MAX_LINE_BYTES + 1), "language-model")
-    assert message == "line 2: longer than 16 MiB; divide the text into several lines"
+    assert message == "line 2: longer than 4 MiB; divide the text into several lines"
+
+
+def test_a_cell_may_be_as_long_as_a_line(tmp_path: Path) -> None:
+    line = "b" * (MAX_LINE_BYTES // 4 - 1) + "\n"
+    texts = ["a" * 200_000, 4 * line]
+    write_csv(tmp_path / "a.csv", ["text"], [[text] for text in texts])
+    assert read(tmp_path / "a.csv", "language-model") == [TextRecord(text) for text in texts]
+    message = error_of(tmp_path / "a.csv", f'text\n"{5 * line}"\n', "language-model")
+    assert message.startswith(f"line 2: CSV error: field larger than field limit ({MAX_LINE_BYTES})")
+
+
+def test_the_time_to_find_a_repeated_field_is_linear() -> None:
+    class Name(str):
+        comparisons = 0
+
+        def __eq__(self, other: object) -> bool:
+            Name.comparisons += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    names = [Name(number) for number in range(1_000)]
+    with pytest.raises(ValueError, match="the field '999' occurs twice"):
+        _unique([(name, 0) for name in (*names, Name(999))])
+    assert Name.comparisons < 10_000
 
 
 def test_sides_of_different_lengths_are_named_with_both_numbers(tmp_path: Path) -> None:
@@ -446,17 +418,14 @@ def test_sides_of_different_lengths_are_named_with_both_numbers(tmp_path: Path) 
         )
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, Path.unlink], ids=["folder", "missing"])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    path = tmp_path / "train.txt"
-    path.touch()
-    path.unlink()
-    if make is Path.mkdir:
-        path.mkdir()
+@pytest.mark.parametrize(
+    ("name", "reason"), [("folder.txt", "Is a directory"), ("no.txt", "No such file or directory")]
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "folder.txt").mkdir()
     with pytest.raises(CorpusError) as caught:
-        read(path, "language-model")
-    reason = "Is a directory" if make is Path.mkdir else "No such file or directory"
-    assert str(caught.value) == f"cannot read {path}: {reason}; check the file and its permissions"
+        read(tmp_path / name, "language-model")
+    assert str(caught.value) == f"cannot read {tmp_path / name}: {reason}; check the file and its permissions"
 
 
 def test_the_documented_records_can_be_read(tmp_path: Path) -> None:

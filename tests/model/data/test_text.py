@@ -28,11 +28,7 @@ def test_a_lone_carriage_return_ends_no_line_so_that_pairs_stay_aligned(tmp_path
     (tmp_path / "train.en").write_bytes(b"one\rmore\ntwo\nthree\n")
     (tmp_path / "train.de").write_bytes(b"eins\nzwei\ndrei\rmehr\n")
     source, target = read_parallel(tmp_path, "train", "en", "de")
-    assert list(zip(source, target, strict=True)) == [
-        ("one\rmore", "eins"),
-        ("two", "zwei"),
-        ("three", "drei\rmehr"),
-    ]
+    assert list(zip(source, target, strict=True)) == [("one\rmore", "eins"), ("two", "zwei"), ("three", "drei\rmehr")]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,19 @@ import pytest
 from tokenizers import Tokenizer
 
 from sightline.model.checkpoint import load_checkpoint
+from sightline.model.data.records import PairRecord
 from sightline.model.data.text import read_lines
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines
 from sightline.model.decoding.reference import greedy, pytorch_steps
-from sightline.model.evaluation.bleu import moses_lines, read_test_set, score, translate
+from sightline.model.evaluation.bleu import (
+    EvaluationSet,
+    bootstrapped_scores,
+    evaluate_translation,
+    moses_lines,
+    read_test_set,
+    score,
+    translate,
+)
 
 
 def test_perfect_outputs_score_100_on_both_lines(corpus: Path) -> None:
@@ -36,6 +45,43 @@ def test_a_wrong_word_costs_both_lines(corpus: Path) -> None:
     assert scores.tokenised_bleu is not None
     assert scores.tokenised_bleu.value < 90
     assert scores.bleu.value < 90
+
+
+ZH, JA = "两个女孩在海滩上和一只棕色的小狗玩耍。", "二人の女の子が浜辺で小さな茶色の犬と遊んでいます。"
+KO, TH = "두 소녀가 해변에서 작은 개와 놀고 있습니다.", "เด็กผู้หญิงสองคนกำลังเล่นกับสุนัข"
+
+
+@pytest.mark.parametrize(
+    ("language", "reference", "tokenizers"),
+    [
+        ("zh", ZH, ("zh|",)),
+        ("zho_Hans", "使用 Kubernetes 和 PyTorch", ("zh|",)),
+        ("", ZH, ("zh|",)),
+        ("ja", "東京都庁舎前", ("ja-mecab", "char|")),  # characters without MeCab
+        ("", JA, ("ja-mecab", "char|")),
+        ("ko-KR", KO, ("ko-mecab", "char|")),
+        ("", KO, ("ko-mecab", "char|")),
+        ("th", TH, ("char|",)),
+        ("", TH, ("char|",)),
+        ("lo", "ເດັກຍິງສອງຄົນ", ("char|",)),
+        ("km", "ក្មេងស្រីពីរនាក់", ("char|",)),
+        ("my", "မိန်းကလေးနှစ်ယောက်", ("char|",)),
+        ("de", "Zwei Mädchen spielen am Strand.", ("13a|",)),
+        ("", "Two girls write the name 世界 into the sand.", ("13a|",)),
+    ],
+)
+def test_bleu_has_the_tokenizer_of_the_target_language(
+    language: str, reference: str, tokenizers: tuple[str, ...]
+) -> None:
+    bleu = score([reference], EvaluationSet(["x"], [reference], None), language).bleu
+    assert bleu.value == pytest.approx(100)
+    assert bleu.signature.partition("tok:")[2].startswith(tokenizers)
+
+
+def test_the_metrics_of_records_have_the_tokenizer_of_the_references(tokenizer: Tokenizer, checkpoint: Path) -> None:
+    methods = evaluate_translation(load_checkpoint(checkpoint)[0], tokenizer, [PairRecord("A dog.", ZH)]).methods
+    for signature in (methods["BLEU"].signature, bootstrapped_scores([ZH], [ZH])["bleu"]["signature"]):
+        assert "tok:zh|" in str(signature)
 
 
 def test_without_a_tokenised_reference_its_line_is_omitted(corpus: Path) -> None:

@@ -1,12 +1,16 @@
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
 from sightline.model.architectures.causal import CausalModel
-from sightline.model.config import CausalConfig
+from sightline.model.architectures.factory import build_model
+from sightline.model.architectures.llama import Llama
+from sightline.model.config import CausalConfig, PretrainedConfig
 from sightline.model.data.chat_format import CHAT_TOKENS, IM_END
 from sightline.model.data.encoding import encode, encode_prompt
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord
@@ -14,6 +18,8 @@ from sightline.model.data.tokenizer_training import decode_ids, special_id, trai
 from sightline.model.decoding.reference import greedy, pytorch_steps
 from sightline.model.evaluation import language
 from sightline.model.evaluation.language import answer_dialogues, evaluate_language, likelihood, perplexity
+from sightline.model.training.start import start_from
+from tests.model.pretrained_folders import LINES, TEMPLATE, write_decoder
 
 QUESTIONS = ("How are you?", "Where is the dog?", "And the cat?")
 
@@ -100,6 +106,29 @@ def test_the_last_reply_is_generated_after_all_earlier_messages(
     assert read == [encode_prompt(tokenizer, record.messages[:3])]
     metrics = evaluate_language(model, tokenizer, [record, dialogue("x", "y")]).metrics
     assert metrics["exact answers"] == 50
+
+
+@pytest.mark.parametrize("after_end", ["\n", "", "\n\n", "</s>\n"])
+@pytest.mark.parametrize("eos_id", [2, 4])
+def test_text_after_the_end_token_is_no_part_of_a_reply(
+    after_end: str, eos_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template ends a reply with token 4; the configuration may have another end token."""
+    write_decoder(tmp_path, template=TEMPLATE.replace(LINES, LINES.replace("<|im_end|>\n", f"<|im_end|>{after_end}")))
+    start = start_from(tmp_path, "language-model")
+    assert isinstance(start.config, PretrainedConfig)
+    model = build_model(dataclasses.replace(start.config, eos_id=eos_id)).eval()
+
+    def perfect(model: object, prompts: Sequence[list[int]], end_ids: Collection[int], limit: int) -> list[list[int]]:
+        ids = start.tokenizer.encode("Fine.").ids
+        continued = [*ids, 4, *start.tokenizer.encode(f"{after_end}user").ids]
+        length = next(number for number, id_ in enumerate(continued, 1) if id_ in end_ids)
+        return [continued[: min(length, limit)] for _ in prompts]
+
+    monkeypatch.setattr(language, "continue_greedily", perfect)
+    assert isinstance(model, Llama)
+    records = [dialogue("How are you?", "Fine."), dialogue("x", "y")]
+    assert evaluate_language(model, start.tokenizer, records).metrics["exact answers"] == 50
 
 
 def test_dialogues_that_do_not_fit_are_skipped(model: CausalModel, tokenizer: Tokenizer) -> None:

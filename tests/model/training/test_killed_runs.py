@@ -118,11 +118,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize("name", TOYS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_the_update_and_it_resumes_to_the_same_weights(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    whole: Callable[[str], Path],
-    name: str,
-    number: signal.Signals,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Callable[[str], Path], name: str, number: signal.Signals
 ) -> None:
     update, calls = Trainer.update, []
 

@@ -21,12 +21,7 @@ from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata, load_model, save_checkpoint
-from sightline.model.config import (
-    ClassifierConfig,
-    PretrainedConfig,
-    model_config_to_json,
-    read_model_config,
-)
+from sightline.model.config import ClassifierConfig, PretrainedConfig, model_config_to_json, read_model_config
 from sightline.model.data.chat_template import read_chat_template
 from sightline.model.data.pretrained import GENERATION, checkpoint_texts
 from sightline.model.data.tokenizer_training import check_tokenizer

@@ -5,20 +5,25 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from sightline.base.errors import UsageError
 from sightline.model.checkpoint import average, load_checkpoint, load_metadata
 from sightline.model.config import TransformerConfig
+from sightline.model.data.examples import Example, MemoryExamples, TrainingData
+from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.training.folder import RunFolder, read_log
 from sightline.model.training.train_config import TrainConfig, read_train_config
 from sightline.model.training.trainer import Trainer, inverse_sqrt_rate
 from sightline.model.training.translation import TRANSLATION
-from tests.model.training.toys import VOCABULARY, assert_same_run, read_corpus
+from tests.model.training.toys import CONFIG, TOYS, VOCABULARY, assert_same_run, read_corpus, toy_trainer
 
 MakeConfig = Callable[[int], TransformerConfig]
+Train = Callable[..., Trainer]
 TOY = TrainConfig(max_epochs=3, batch_tokens=256, warmup_steps=20, average_last=2)
 TINY = 1e-30  # a rate that changes no weight
 CPU = torch.device("cpu")
@@ -31,18 +36,35 @@ def make_trainer(
     return Trainer(run, config, TRANSLATION, data, make(data.tokenizer.get_vocab_size()), CPU)
 
 
-def train(run: Path, corpus: Path, make: MakeConfig, config: TrainConfig = TOY) -> Trainer:
-    trainer = make_trainer(run, corpus, make, config)
-    trainer.fit()
-    return trainer
-
-
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path, toy_config: MakeConfig) -> Path:
     """Finished run; copy it before changing a file."""
     run = tmp_path_factory.mktemp("unbroken")
-    train(run, corpus, toy_config)
+    make_trainer(run, corpus, toy_config).fit()
     return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def make(run: Path, corpus: Path, toy_config: MakeConfig) -> Train:
+    """Return a function that makes the trainer of `run`; its arguments are changes of `TOY`."""
+    return lambda **changes: make_trainer(run, corpus, toy_config, dataclasses.replace(TOY, **changes))
+
+
+@pytest.fixture
+def train(make: Train) -> Train:
+    """Return a function that does the same and trains to the end."""
+
+    def fit(**changes: Any) -> Trainer:
+        trainer = make(**changes)
+        trainer.fit()
+        return trainer
+
+    return fit
 
 
 def test_the_rate_rises_to_its_peak_and_falls_with_the_root_of_the_step() -> None:
@@ -70,11 +92,8 @@ def test_training_lowers_the_loss_and_writes_every_file_and_the_mean_of_the_last
     assert all(torch.equal(written[name], expected[name]) for name in expected)
 
 
-def test_a_run_in_bfloat16_learns_as_well_and_keeps_float32_weights(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
-) -> None:
-    run = tmp_path / "bfloat16"
-    trainer = train(run, corpus, toy_config, dataclasses.replace(TOY, precision="bfloat16"))
+def test_a_run_in_bfloat16_learns_as_well_and_keeps_float32_weights(train: Train, run: Path, unbroken: Path) -> None:
+    trainer = train(precision="bfloat16")
     losses = [json.loads((each / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1]) for each in (run, unbroken)]
     assert losses[0]["train_loss"] == pytest.approx(losses[1]["train_loss"], rel=0.01)
     assert losses[0]["validation_loss"] == pytest.approx(losses[1]["validation_loss"], rel=0.01)
@@ -82,96 +101,77 @@ def test_a_run_in_bfloat16_learns_as_well_and_keeps_float32_weights(
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
 
 
-def test_a_run_resumed_after_an_epoch_gives_the_same_weights(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+@pytest.mark.parametrize("is_within_an_epoch", [False, True])
+def test_a_resumed_run_gives_the_same_weights(
+    train: Train, run: Path, unbroken: Path, is_within_an_epoch: bool
 ) -> None:
-    broken = tmp_path / "broken"
-    train(broken, corpus, toy_config, dataclasses.replace(TOY, max_epochs=2))
-    train(broken, corpus, toy_config)
-    assert_same_run(unbroken, broken)
+    trainer = train(max_epochs=2)
+    if is_within_an_epoch:
+        trainer.train_epoch()  # and nothing of it is written
+    train()
+    assert_same_run(unbroken, run)
 
 
-def test_a_run_resumed_within_an_epoch_gives_the_same_weights(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
-) -> None:
-    broken = tmp_path / "broken"
-    trainer = train(broken, corpus, toy_config, dataclasses.replace(TOY, max_epochs=2))
-    trainer.train_epoch()  # and nothing of it is written
-    train(broken, corpus, toy_config)
-    assert_same_run(unbroken, broken)
-
-
-def test_another_seed_gives_other_weights(tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path) -> None:
-    other = train(tmp_path / "other", corpus, toy_config, dataclasses.replace(TOY, seed=2, max_epochs=1))
+def test_another_seed_gives_other_weights(train: Train, unbroken: Path) -> None:
+    other = train(seed=2, max_epochs=1)
     first = load_file(unbroken / "state.safetensors")["model.embedding.weight"]
     assert not torch.equal(other.model.embedding.weight, first)
 
 
-def test_training_stops_when_the_validation_loss_no_longer_improves(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig
-) -> None:
+def test_training_stops_when_the_validation_loss_no_longer_improves(train: Train) -> None:
     # If weights do not change, nothing improves after the first epoch.
-    config = dataclasses.replace(TOY, peak_learning_rate=TINY, patience_epochs=2, max_epochs=50)
-    trainer = train(tmp_path / "run", corpus, toy_config, config)
+    changes: dict[str, Any] = {"peak_learning_rate": TINY, "patience_epochs": 2, "max_epochs": 50}
+    trainer = train(**changes)
     assert (trainer.progress.best_epoch, trainer.progress.epoch) == (1, 3)
-    trainer = train(tmp_path / "run", corpus, toy_config, config)
-    assert trainer.progress.epoch == 3
+    assert train(**changes).progress.epoch == 3
 
 
-def test_other_settings_for_an_existing_run_are_rejected_by_name(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig
-) -> None:
-    train(tmp_path / "run", corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
+def test_other_settings_for_an_existing_run_are_rejected_by_name(train: Train, make: Train) -> None:
+    train(max_epochs=1)
     with pytest.raises(ValueError, match="contains a run with other values of label_smoothing, seed; choose"):
-        make_trainer(tmp_path / "run", corpus, toy_config, dataclasses.replace(TOY, seed=9, label_smoothing=0.2))
+        make(seed=9, label_smoothing=0.2)
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_other_data_for_an_existing_run_are_rejected(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
+    make: Train, run: Path, tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
 ) -> None:
     """Test it also for a run that was killed in its first epoch."""
-    config = dataclasses.replace(TOY, max_epochs=1)
-    trainer = make_trainer(tmp_path / "run", corpus, toy_config, config)
+    trainer = make(max_epochs=1)
     if epochs:
         trainer.fit()
     data = Path(shutil.copytree(corpus, tmp_path / "data"))
     path = data / "train.de"
     path.write_text(path.read_text(encoding="utf-8").replace("M", "N"), encoding="utf-8")
     with pytest.raises(ValueError, match="contains a run with other data; choose"):
-        make_trainer(tmp_path / "run", data, toy_config, config)
+        make_trainer(run, data, toy_config, dataclasses.replace(TOY, max_epochs=1))
 
 
 def test_a_kill_after_the_log_repeats_the_epoch_and_its_line(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    make: Train, train: Train, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill(trainer: Trainer) -> None:
         raise KeyboardInterrupt
 
-    config = dataclasses.replace(TOY, max_epochs=1)
-    trainer = make_trainer(tmp_path / "run", corpus, toy_config, config)
+    trainer = make(max_epochs=1)
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "_save_state", kill)
         with pytest.raises(KeyboardInterrupt):
             trainer.fit()
-    make_trainer(tmp_path / "run", corpus, toy_config, config).fit()
-    assert len((tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 2
-    assert list(read_log(tmp_path / "run")) == [1]
+    train(max_epochs=1)
+    assert len((run / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    assert list(read_log(run)) == [1]
 
 
-def test_another_model_for_an_existing_run_is_rejected(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+def test_another_model_for_an_existing_run_is_rejected(make: Train, run: Path, corpus: Path) -> None:
     """A different size must not be ignored in favour of the existing run."""
-    make_trainer(tmp_path / "run", corpus, toy_config, TOY)
+    make()
     with pytest.raises(ValueError, match="contains a run of another model; choose"):
-        make_trainer(
-            tmp_path / "run", corpus, lambda vocab_size: TransformerConfig(vocab_size, d_model=16, num_heads=2), TOY
-        )
+        make_trainer(run, corpus, lambda vocab_size: TransformerConfig(vocab_size, d_model=16, num_heads=2))
 
 
-def test_the_loss_of_a_batch_counts_each_real_token_once_with_any_padding(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig
-) -> None:
-    trainer = make_trainer(tmp_path / "run", corpus, toy_config, TOY)
+def test_the_loss_of_a_batch_counts_each_real_token_once_with_any_padding(make: Train) -> None:
+    trainer = make()
     trainer.model.eval()
 
     def total(seed: int) -> float:
@@ -183,16 +183,15 @@ def test_the_loss_of_a_batch_counts_each_real_token_once_with_any_padding(
 
 @pytest.mark.parametrize("clip_norm", [1e-3, 1e6], ids=["clipped", "not clipped"])
 def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_norm(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, clip_norm: float
+    make: Train, clip_norm: float
 ) -> None:
-    config = dataclasses.replace(TOY, clip_norm=clip_norm, peak_learning_rate=TINY)
-    trainer = make_trainer(tmp_path / "run", corpus, toy_config, config)
+    trainer = make(clip_norm=clip_norm, peak_learning_rate=TINY)
     trainer.model.eval()  # without dropout and changes of weights, the loss can be computed again
     batch = next(trainer.batches(trainer.train_examples, epoch=1))
     trainer.progress.step = 1
     trainer.update([batch])
     gradients = [parameter.grad.clone() for parameter in trainer.model.parameters() if parameter.grad is not None]
-    loss = trainer.task.training_loss(trainer.model, batch, config.label_smoothing)
+    loss = trainer.task.training_loss(trainer.model, batch, TOY.label_smoothing)
     per_token = loss / (batch.target_output != 0).sum()
     expected = torch.autograd.grad(per_token, list(trainer.model.parameters()))
     norm = torch.cat([gradient.flatten() for gradient in expected]).norm()
@@ -202,40 +201,36 @@ def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_no
 
 
 def test_a_run_that_cannot_start_does_not_lock_the_folder(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+    train: Train, run: Path, tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
     """A failed command must not leave settings that block the corrected command."""
-    run = tmp_path / "run"
     with pytest.raises(ValueError, match="vocab_size must be at least 259"):
         make_trainer(run, corpus, toy_config, vocab_size=100)
     with pytest.raises(ValueError, match="missing file train"):
         make_trainer(run, tmp_path, toy_config, dataclasses.replace(TOY, precision="bfloat16"))
-    train(run, corpus, toy_config)
+    train()
     assert_same_run(unbroken, run)
 
 
-def test_epochs_without_their_state_are_not_mixed_with_new_ones(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
-) -> None:
+def test_epochs_without_their_state_are_not_mixed_with_new_ones(make: Train, run: Path, unbroken: Path) -> None:
     """The average would include epochs of the old run."""
-    run = Path(shutil.copytree(unbroken, tmp_path / "run"))
+    shutil.copytree(unbroken, run)
     (run / "state.safetensors").unlink()
     with pytest.raises(ValueError, match=r"contains a run without state\.safetensors that cannot be resumed"):
-        make_trainer(run, corpus, toy_config, TOY)
+        make()
 
 
 def test_a_run_that_ended_before_its_first_state_starts_again(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+    make: Train, train: Train, run: Path, unbroken: Path
 ) -> None:
-    run = tmp_path / "run"
-    make_trainer(run, corpus, toy_config, dataclasses.replace(TOY, seed=9))
+    make(seed=9)
     (run / "state.safetensors").unlink()  # which is written last
-    train(run, corpus, toy_config)
+    train()
     assert_same_run(unbroken, run)
 
 
 def test_an_example_that_the_model_cannot_read_is_rejected_before_a_run_starts(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+    run: Path, tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
     def short(vocab_size: int) -> TransformerConfig:
         return dataclasses.replace(toy_config(vocab_size), max_positions=40)
@@ -247,34 +242,27 @@ def test_an_example_that_the_model_cannot_read_is_rejected_before_a_run_starts(
     with pytest.raises(
         ValueError, match=r"train has \d+ tokens, but max_positions of the model is 40; set max_length_tokens to 40"
     ):
-        make_trainer(tmp_path / "run", long, short)
-    assert not (tmp_path / "run" / "train.json").exists()
-    train(tmp_path / "run", long, short, dataclasses.replace(TOY, max_length_tokens=40, max_epochs=1))
+        make_trainer(run, long, short)
+    assert not (run / "train.json").exists()
+    make_trainer(run, long, short, dataclasses.replace(TOY, max_length_tokens=40, max_epochs=1)).fit()
 
 
 def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_rejected(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+    run: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
     """Otherwise every token 40 would count as padding."""
-
-    def make(vocab_size: int) -> TransformerConfig:
-        return dataclasses.replace(toy_config(vocab_size), pad_id=40)
-
     with pytest.raises(ValueError, match="pad_id is 40 in the configuration, but <pad> has the id 0 in the tokenizer"):
-        make_trainer(tmp_path / "run", corpus, make, TOY)
-    assert not (tmp_path / "run" / "train.json").exists()
+        make_trainer(run, corpus, lambda vocab_size: dataclasses.replace(toy_config(vocab_size), pad_id=40))
+    assert not (run / "train.json").exists()
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_a_nan_loss_ends_the_run_which_keeps_its_last_state(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
-) -> None:
+def test_a_nan_loss_ends_the_run_which_keeps_its_last_state(make: Train, train: Train, run: Path, epochs: int) -> None:
     """Training must stop instead of writing weights that are NaN."""
-    run = tmp_path / "run"
-    trainer = make_trainer(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=2))
+    trainer = make(max_epochs=2)
     if epochs:
-        train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
-        trainer = make_trainer(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=2))
+        train(max_epochs=1)
+        trainer = make(max_epochs=2)
     before = (run / "state.safetensors").read_bytes()
     with torch.no_grad():
         trainer.model.embedding.weight[5] = math.nan
@@ -284,9 +272,7 @@ def test_a_nan_loss_ends_the_run_which_keeps_its_last_state(
     assert len(list((run / "epochs").glob("*"))) == epochs
 
 
-def test_a_nan_validation_loss_is_not_written(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nan_validation_loss_is_not_written(train: Train, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last update of an epoch may be the one that ruins the weights."""
 
     def ruin(trainer: Trainer) -> bool:
@@ -296,31 +282,30 @@ def test_a_nan_validation_loss_is_not_written(
 
     monkeypatch.setattr(Trainer, "train_epoch", ruin)
     with pytest.raises(ValueError, match="the validation loss is nan"):
-        train(tmp_path / "run", corpus, toy_config)
-    assert not (tmp_path / "run" / "epochs").exists()
+        train()
+    assert not (run / "epochs").exists()
 
 
-def test_the_record_says_how_long_the_run_is(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+def test_the_record_says_how_long_the_run_is(train: Train, run: Path) -> None:
     """train.json records the current max_epochs, not the first one."""
-    run, recorded = tmp_path / "run", []
+    recorded = []
     for max_epochs in (1, 3, 2):
-        train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=max_epochs))
+        train(max_epochs=max_epochs)
         recorded.append(read_train_config(run / "train.json"))
     assert [config.max_epochs for config in recorded] == [1, 3, 3]
     assert recorded[1] == dataclasses.replace(TOY, max_epochs=3)
 
 
 def test_a_run_that_another_trainer_has_taken_further_is_not_trained_twice(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+    make: Train, train: Train, run: Path
 ) -> None:
-    late = make_trainer(tmp_path / "run", corpus, toy_config, TOY)
-    train(tmp_path / "run", corpus, toy_config)
-    before = (tmp_path / "run" / "log.jsonl").read_bytes()
-    with pytest.raises(
-        ValueError, match=r"another process has continued the run in .*run; run the command again to resume it"
-    ):
+    late = make()
+    train()
+    before = (run / "log.jsonl").read_bytes()
+    message = r"another process has continued the run in .*run; run the command again to resume it"
+    with pytest.raises(ValueError, match=message):
         late.fit()
-    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+    assert (run / "log.jsonl").read_bytes() == before
 
 
 @pytest.fixture
@@ -332,14 +317,9 @@ def limit_file_size() -> Iterator[Callable[[int], None]]:
 
 
 def test_a_full_disk_leaves_a_run_that_resumes_to_the_same_weights(
-    tmp_path: Path,
-    corpus: Path,
-    toy_config: MakeConfig,
-    unbroken: Path,
-    limit_file_size: Callable[[int], None],
+    train: Train, run: Path, unbroken: Path, limit_file_size: Callable[[int], None]
 ) -> None:
-    run = tmp_path / "run"
-    train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
+    train(max_epochs=1)
 
     def files() -> dict[Path, bytes]:
         """Return the files without those that the start of a command writes."""
@@ -349,10 +329,10 @@ def test_a_full_disk_leaves_a_run_that_resumes_to_the_same_weights(
     before = files()
     limit_file_size(20_000)  # the tokenizer fits, weights do not
     with pytest.raises(OSError, match=r"cannot write .*0002\.safetensors: .*File too large"):
-        train(run, corpus, toy_config)
+        train()
     limit_file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     assert files() == before
-    train(run, corpus, toy_config)
+    train()
     assert_same_run(unbroken, run)
 
 
@@ -369,22 +349,49 @@ def test_a_full_disk_leaves_no_part_of_a_line_in_the_log(
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
-def test_a_truncated_state_is_rejected_with_its_name(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path, kept: float
-) -> None:
-    run = Path(shutil.copytree(unbroken, tmp_path / "run"))
-    state = run / "state.safetensors"
+def test_a_truncated_state_is_rejected_with_its_name(make: Train, run: Path, unbroken: Path, kept: float) -> None:
+    state = Path(shutil.copytree(unbroken, run)) / "state.safetensors"
     state.write_bytes(state.read_bytes()[: int(kept * state.stat().st_size)])
-    with pytest.raises(
-        ValueError, match=r"state\.safetensors is damaged or truncated: .*; the run cannot be resumed, choose another"
-    ):
-        make_trainer(run, corpus, toy_config, TOY)
+    message = r"state\.safetensors is damaged or truncated: .*; the run cannot be resumed, choose another"
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
-def test_the_state_of_another_model_is_rejected_with_its_name(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
-) -> None:
-    run = Path(shutil.copytree(unbroken, tmp_path / "run"))
+def test_the_state_of_another_model_is_rejected_with_its_name(make: Train, run: Path, unbroken: Path) -> None:
+    shutil.copytree(unbroken, run)
     shutil.copyfile(run / "epochs" / "0003.safetensors", run / "state.safetensors")
     with pytest.raises(ValueError, match=r"state\.safetensors does not match this model .*Missing key.*choose"):
-        make_trainer(run, corpus, toy_config, TOY)
+        make()
+
+
+PAIR: Example = ([5, 2], [6, 7, 2])
+
+
+@pytest.mark.parametrize(
+    ("task", "dev", "changes"),
+    [
+        ("encoder", [PAIR], {}),
+        ("encoder", [PAIR, PAIR], {}),
+        ("encoder", [PAIR, ([5, 2], [8, 2]), ([5, 2], [9, 2])], {}),  # all with the same source
+        ("encoder", [PAIR, ([8, 2], [9] * 11)], {"batch_tokens": 12, "max_length_tokens": 12}),  # two batches
+        ("language-model", [([5], [0])], {}),
+    ],
+)
+def test_a_dev_set_whose_loss_is_always_0_is_rejected(
+    run: Path, task: str, dev: list[Example], changes: dict[str, Any]
+) -> None:
+    config, toy = dataclasses.replace(CONFIG, **changes), TOYS[task]
+    data = TrainingData(train_tokenizer(["a b c"], VOCABULARY), toy.examples(1, 30), MemoryExamples(dev), digest="toy")
+    with pytest.raises(UsageError, match=r"dev has no loss: .* add examples of dev, or increase batch_tokens"):
+        Trainer(run, config, toy.task, data, toy.model, CPU)
+    assert not run.exists()
+
+
+def test_the_newest_epochs_are_kept_and_averaged_after_epoch_9999(tmp_path: Path) -> None:
+    trainer = toy_trainer("encoder", tmp_path)
+    for epoch in range(9_998, 10_003):
+        trainer.folder.write_epoch(
+            trainer.model_config, trainer.model.state_dict(), {"epoch": epoch}, kept=3, averaged=2, is_best=False
+        )
+    assert {path.stem for path in trainer.folder.epochs.iterdir()} == {"10000", "10001", "10002"}
+    assert load_metadata(trainer.folder.averaged / "weights.safetensors") == {"epochs": [10_001, 10_002]}

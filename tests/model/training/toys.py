@@ -33,13 +33,7 @@ from sightline.model.training.translation import TRANSLATION
 
 VOCABULARY, LONGEST = 300, 12
 CONFIG = TrainConfig(
-    max_epochs=2,
-    batch_tokens=64,
-    max_length_tokens=32,
-    warmup_steps=10,
-    average_last=2,
-    checkpoint_steps=1,
-    threads=1,
+    max_epochs=2, batch_tokens=64, max_length_tokens=32, warmup_steps=10, average_last=2, checkpoint_steps=1, threads=1
 )
 
 

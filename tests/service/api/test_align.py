@@ -3,10 +3,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sightline.base.bundle import Alignment, AlignmentStep, Languages
+from sightline.base.bundle import Alignment
 from sightline.base.text.words import words_of
 from sightline.service.inference.align import strongest_links
-from tests.service.conftest import MakeBackend, Running, Start
+from tests.service.conftest import MakeBackend, Running, Start, multilingual_backend
 
 pytestmark = pytest.mark.anyio
 SOURCE, TARGET = "Hund x.", "a dogHund"
@@ -25,15 +25,9 @@ async def test_a_forced_target_is_linked_to_the_source_word_with_the_largest_wei
     response = await respond(running, targets=TARGET, layer=0, head=1)
     assert response["usage"] == {"input_tokens": 7, "output_tokens": 6}
     (output,) = response["outputs"]
-    assert output["source_words"] == [
-        {"text": "Hund", "start": 0, "end": 4},
-        {"text": "x", "start": 5, "end": 6},
-        {"text": ".", "start": 6, "end": 7},
-    ]
-    assert output["target_words"] == [
-        {"text": "a", "start": 0, "end": 1},
-        {"text": "dogHund", "start": 2, "end": 9},
-    ]
+    words = [tuple(word.values()) for side in ("source", "target") for word in output[f"{side}_words"]]
+    assert list(output["source_words"][0]) == ["text", "start", "end"]
+    assert words == [("Hund", 0, 4), ("x", 5, 6), (".", 6, 7), ("a", 0, 1), ("dogHund", 2, 9)]
     assert (output["index"], output["text"], output["layer"], output["head"], output["heads"]) == (0, TARGET, 0, 1, [1])
     body = {"inputs": SOURCE, "targets": TARGET, "kinds": ["cross"], "layers": [0], "heads": [1], "units": "words"}
     (maps,) = (await running.post("/v1/attention", body)).json()["outputs"][0]["maps"]
@@ -108,27 +102,15 @@ async def test_without_targets_the_generated_text_is_aligned(running: Running) -
 
 async def test_the_default_is_the_alignment_of_the_manifest(start: Start, make_backend: MakeBackend) -> None:
     backend = make_backend("plain", "chosen", "mixed")
-    changes: tuple[tuple[AlignmentStep, int, tuple[int, ...]] | None, ...] = (
+    measured: dict[str, Any] = {"criterion": "test", "agreement": 0.5, "baseline": 0.4}
+    alignments = (
         None,
-        ("reads", 0, (1,)),
-        ("writes", 1, (0, 1)),
+        Alignment(step="reads", layer=0, heads=(1,), sentences=1, **measured),
+        Alignment(step="writes", layer=1, heads=(0, 1), sentences=1, **measured),
     )
     backend.manifests = tuple(
-        manifest.model_copy(
-            update={
-                "alignment": one
-                and Alignment(
-                    step=one[0],
-                    layer=one[1],
-                    heads=one[2],
-                    criterion="test",
-                    agreement=0.5,
-                    baseline=0.4,
-                    sentences=1,
-                )
-            }
-        )
-        for manifest, one in zip(backend.manifests, changes, strict=True)
+        manifest.model_copy(update={"alignment": alignment})
+        for manifest, alignment in zip(backend.manifests, alignments, strict=True)
     )
     async with start(backend) as running:
         expected: dict[str, tuple[str, int, int | None, list[int]]] = {
@@ -149,22 +131,8 @@ async def test_the_default_is_the_alignment_of_the_manifest(start: Start, make_b
         output = await aligned(running, model="chosen", step="writes")
         assert tuple(output[one] for one in names) == ("writes", 0, 1, [1])
         cards = {card["id"]: card["alignment"] for card in (await running.client.get("/v1/models")).json()["data"]}
-        assert cards["chosen"] == {
-            "step": "reads",
-            "layer": 0,
-            "heads": [1],
-            "criterion": "test",
-            "agreement": 0.5,
-            "baseline": 0.4,
-        }
-        assert cards["plain"] == {
-            "step": "writes",
-            "layer": 1,
-            "heads": [0, 1],
-            "criterion": None,
-            "agreement": None,
-            "baseline": None,
-        }
+        assert cards["chosen"] == {"step": "reads", "layer": 0, "heads": [1], **measured}
+        assert cards["plain"] == {"step": "writes", "layer": 1, "heads": [0, 1], **dict.fromkeys(measured)}
 
 
 def test_among_equal_weights_the_first_source_word_is_linked() -> None:
@@ -184,36 +152,18 @@ async def test_each_input_of_a_list_has_the_output_that_it_has_alone(running: Ru
 
 
 async def test_languages_choose_the_tokens_and_the_model(start: Start, make_backend: MakeBackend) -> None:
-    backend = make_backend("many", "plain")
-    languages = Languages(
-        sources=("en", "de"),
-        targets=("de", "en"),
-        source_prefix={"en": (10,), "de": (11,)},
-        source_prefix_of_target={"en": (20,)},
-        target_prefix={"de": (30,), "en": (31, 32)},
-    )
-    first, second = backend.manifests
-    backend.manifests = (first.model_copy(update={"languages": languages}), second)
-    async with start(backend, default_model="plain") as running:
-        body = {"targets": TARGET, "source_language": "de", "target_language": "en"}
-        response = await respond(running, **body)
+    languages = {"source_language": "de", "target_language": "en"}
+    async with start(multilingual_backend(make_backend), default_model="plain") as running:
+        response = await respond(running, targets=TARGET, **languages)
         assert response["model"] == "many"
         assert response["usage"] == {"input_tokens": 9, "output_tokens": 6}
         (output,) = response["outputs"]
         assert [word["text"] for word in output["source_words"]] == ["Hund", "x", "."]
         assert [word["text"] for word in output["target_words"]] == ["a", "dogHund"]
-        same = await running.post(
-            "/v1/attention",
-            {
-                "model": "many",
-                "inputs": SOURCE,
-                "kinds": ["cross"],
-                "units": "words",
-                "parameters": {"source_language": "de", "target_language": "en"},
-            },
-        )
-        generated = await aligned(running, source_language="de", target_language="en")
-        assert same.json()["outputs"][0]["target_tokens"] == [word["text"] for word in generated["target_words"]]
+        body = {"model": "many", "inputs": SOURCE, "kinds": ["cross"], "units": "words", "parameters": languages}
+        (same,) = (await running.result("/v1/attention", body))["outputs"]
+        generated = await aligned(running, **languages)
+        assert same["target_tokens"] == [word["text"] for word in generated["target_words"]]
 
 
 async def test_maps_that_are_too_large_are_rejected_with_the_way_out(

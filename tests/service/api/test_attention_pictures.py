@@ -2,11 +2,16 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from sightline.base.bundle import AlignmentStep
+from sightline.service.inference.maps import TargetAttention
+from sightline.service.inference.picture import View, draw
+from sightline.service.parameters import AttentionSelection
 from tests.service.conftest import MakeBackend, Start, classifying, with_alignment
 
 pytestmark = pytest.mark.anyio
@@ -52,6 +57,23 @@ async def test_heads_that_align_words_at_the_step_of_the_rows_are_the_default(
     async with start(with_alignment(make_backend(), step)) as running:
         response = await running.post(PATH, {"inputs": "a dog", "draw": "alignment"})
         assert titles(response.text)[0] == title
+
+
+@pytest.mark.parametrize("view", ["heatmap", "alignment"])
+def test_tokens_of_invisible_characters_have_marks_as_labels(view: View) -> None:
+    tokens = {
+        " Hund": "Hund",
+        " ": "␣",
+        "\n\n": r"\n\n",
+        " \t": r"␣\t",
+        "\r\n": r"\r\n",
+        "\xa0": r"\u00a0",
+        "\u200b": r"\u200b",
+    }
+    maps = SimpleNamespace(kind="cross", layers=[0], heads=[0], data=np.ones(len(tokens)), shape=(1, 1, 1, len(tokens)))
+    output = SimpleNamespace(maps=[maps], source_tokens=list(tokens), target_tokens=["\n"])
+    shown = titles(draw("fake", cast(TargetAttention, output), AttentionSelection(), view))
+    assert {r"\n", *tokens.values()} <= set(shown) and all(shown)
 
 
 async def test_the_field_draw_asks_for_a_picture_too(start: Start) -> None:

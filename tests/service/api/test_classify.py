@@ -7,13 +7,7 @@ import pytest
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.inference.classify import apply_function, rank_scores
 from tests.service.conftest import MakeBackend, Running, Start, changed, classifying, with_heads
-from tests.support.fake_runner import (
-    LABELS,
-    Faults,
-    fake_classifier_manifest,
-    fake_label_logits,
-    fake_label_logprobs,
-)
+from tests.support.fake_runner import LABELS, Faults, fake_classifier_manifest, fake_label_logits, fake_label_logprobs
 
 pytestmark = pytest.mark.anyio
 TEXTS = ["a dog", "Hund und a dog", "x"]
@@ -34,6 +28,13 @@ def test_labels_are_ranked_and_their_scores_sum_to_one() -> None:
     assert [one.label for one in ranked] == ["b", "c", "a"]
     assert [one.score for one in ranked] == pytest.approx([0.5, 0.3, 0.2])
     assert sum(one.score for one in ranked) == pytest.approx(1, abs=1e-12)
+
+
+async def test_a_model_without_a_form_of_pairs_reads_single_texts(start: Start, make_backend: MakeBackend) -> None:
+    async with start(changed(classifying(make_backend()), reads_pairs=False), default_model="judge") as running:
+        assert len((await classify(running, ["a dog"]))["outputs"]) == 1
+        status, code, _ = await running.error("/v1/classify", {"inputs": [["a", "dog"]]})
+        assert (status, code) == (422, "unsupported_parameter")
 
 
 def test_labels_with_equal_scores_keep_the_order_of_the_model() -> None:

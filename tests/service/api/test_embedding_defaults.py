@@ -85,6 +85,67 @@ async def test_prompts_are_put_before_the_inputs(start: Start, make_backend: Mak
         assert [one["embedding"] for one in openai["data"]] == expected["passage"]
 
 
+@pytest.mark.parametrize(
+    ("matryoshka", "size", "allowed"),
+    [
+        (None, 2, "4, the dimensions of the model's vectors"),
+        ((), 3, None),
+        ((2, 4), 2, None),
+        ((2, 4), 3, "4, the dimensions of the model's vectors, or 2"),
+        ((), 5, "4, the dimensions of the model's vectors, or a number from 1 to 3"),
+        ((), 4, None),
+    ],
+)
+async def test_vectors_have_fewer_dimensions_if_the_model_was_trained_for_it(
+    start: Start, make_backend: MakeBackend, matryoshka: tuple[int, ...] | None, size: int, allowed: str | None
+) -> None:
+    embedding = SentenceEmbedding(pooling="mean", normalize=False, matryoshka=matryoshka)
+    backend = backend_with(make_backend, embedding)
+    async with start(backend, default_model="trained") as running:
+        answers = [
+            await running.post(path, {**body, "dimensions": size})
+            for path, body in (
+                ("/v1/embeddings", {"input": TEXTS}),
+                ("/embed", {"inputs": TEXTS}),
+                ("/api/embed", {"model": "trained", "input": TEXTS}),
+                ("/embed", {"inputs": TEXTS, "normalize": False}),
+            )
+        ]
+        if allowed is not None:
+            message = f"dimensions must be {allowed}, got {size}."
+            assert all(message in answer.text.replace("\\", "") for answer in answers)
+            return
+        openai, tei, ollama, raw = [answer.json() for answer in answers]
+    cut = reference(backend.tokenizer, "mean", normalize=False)[:, :size]
+    np.testing.assert_allclose(raw, cut, rtol=TOLERANCE)
+    for vectors in ([one["embedding"] for one in openai["data"]], tei, ollama["embeddings"]):
+        np.testing.assert_allclose(vectors, cut / np.linalg.norm(cut, axis=1, keepdims=True), rtol=TOLERANCE)
+
+
+async def test_each_api_cuts_long_texts_by_default_as_its_own_servers_do(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    text = "a dog " * 60
+    async with start(make_backend("fake")) as running:
+        (expected,) = await encode(running, [text], truncate=True, normalize=True)
+        for path, body, is_cut, truncate in (
+            ("/v1/embeddings", {"input": text}, False, {"truncate": True}),
+            ("/embed", {"inputs": text}, False, {"truncate": True}),
+            ("/api/embed", {"model": "fake", "input": text}, True, {"truncate": False}),
+        ):
+            for fields, has_vector in (({}, is_cut), ({"truncate": None}, is_cut), (truncate, not is_cut)):
+                response = await running.post(path, body | fields)
+                assert response.is_success == has_vector, (path, fields)
+                answer = response.json()
+                if not has_vector:
+                    assert "must have at most 64 tokens for this model, got 122; shorten or split it" in response.text
+                    assert "or set truncate to true." in response.text
+                elif path == "/v1/embeddings":
+                    assert answer["data"][0]["embedding"] == expected
+                else:
+                    assert (answer if path == "/embed" else answer["embeddings"]) == [expected]
+
+
 async def test_a_model_shows_its_settings(start: Start, make_backend: MakeBackend) -> None:
     embedding = SentenceEmbedding(pooling="first", normalize=True, prompts=PROMPTS, default_prompt="query")
     async with start(backend_with(make_backend, embedding), default_model="trained") as running:

@@ -58,8 +58,7 @@ async def test_base64_is_little_endian_float32(running: Running) -> None:
     plain = await encode(running, "a dog")
     packed = await encode(running, "a dog", encoding="base64")
     np.testing.assert_array_equal(
-        np.frombuffer(base64.b64decode(packed["embeddings"][0]), "<f4"),
-        np.array(plain["embeddings"][0], np.float32),
+        np.frombuffer(base64.b64decode(packed["embeddings"][0]), "<f4"), np.array(plain["embeddings"][0], np.float32)
     )
 
 

@@ -89,6 +89,7 @@ async def test_a_model_reports_its_memory_and_metrics_report_the_same(start: Sta
             return {name: await running.metric(f'sightline_model_{name}{{model_name="fake"}}') for name in names}
 
         assert await memory() == idle
+        await running.post("/v1/generate", {"inputs": "x"})
         assert await metrics() == {name: value for name, value in idle.items() if name != "max_rows"}
         parameters = {"num_beams": 3, "max_new_tokens": 60, "min_new_tokens": 60}
         call = asyncio.create_task(running.post("/v1/generate", {"inputs": "x", "parameters": parameters}))

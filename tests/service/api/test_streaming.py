@@ -125,7 +125,7 @@ def test_an_error_after_the_first_token_is_an_event_and_ends_the_stream(
         assert (error["code"], error["type"]) == ("internal", "server_error")
         assert not any("[DONE]" in frame for frame in frames)
         wire.wait_idle()
-        assert b'sightline_request_failure_total{code="internal"} 1.0' in wire.get("/metrics")[1]
+        assert b'sightline_request_failure_total{code="internal",model_name="fake"} 1.0' in wire.get("/metrics")[1]
 
 
 def test_a_deadline_that_passes_during_a_stream_is_an_event(serve: Serve, make_backend: MakeBackend) -> None:
@@ -169,7 +169,10 @@ def test_a_client_that_disconnects_frees_its_rows_within_a_step(
         assert runner.num_steps - steps <= 5
         service = wire.server._service
         wait_until(lambda: service.models["fake"].admission.num_sequences == 0)
-        assert b'sightline_request_failure_total{code="client_closed_request"} 1.0' in wire.get("/metrics")[1]
+        assert (
+            b'sightline_request_failure_total{code="client_closed_request",model_name="fake"} 1.0'
+            in wire.get("/metrics")[1]
+        )
 
 
 def test_a_client_that_disconnects_is_not_logged_as_an_error(
@@ -303,7 +306,7 @@ def test_a_client_that_reads_nothing_is_disconnected_after_the_timeout(
         assert 0.8 < time.monotonic() - started < 1.9
         line = logged_call(caplog)
         assert (line["status"], line["code"]) == (200, "client_too_slow")
-        assert b'request_failure_total{code="client_too_slow"} 1.0' in wire.get("/metrics")[1]
+        assert b'request_failure_total{code="client_too_slow",model_name="fake"} 1.0' in wire.get("/metrics")[1]
 
 
 def test_a_client_that_leaves_a_large_response_unread_is_logged_as_disconnected(

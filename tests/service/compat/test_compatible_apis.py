@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import orjson
 import pytest
 from pydantic import BaseModel
@@ -33,6 +34,10 @@ class PlainError(BaseModel):
 FORMAT = ErrorFormat(
     lambda error, message, param, request_id: orjson.dumps({"error": message, "reported": error.code}), PlainError
 )
+
+
+def reported(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["reported"]
 
 
 async def plain(call: Call, body: GenerateBody) -> GenerateResult | EventStream:
@@ -144,8 +149,7 @@ async def test_a_disabled_api_is_404(start: Start, api: str) -> None:
 )
 async def test_an_error_has_the_shape_of_its_route(start: Start, body: dict[str, Any], status: int, code: str) -> None:
     async with start(max_body_bytes=4000) as running:
-        response = await with_plain_route(running).post("/plain", body)
-        assert (response.status_code, response.json()["reported"]) == (status, code)
+        assert reported(await with_plain_route(running).post("/plain", body)) == (status, code)
         own = await running.post("/v1/generate", body)
         assert (own.status_code, own.json()["error"]["code"]) == (status, code)
 
@@ -154,12 +158,10 @@ async def test_errors_of_the_router_and_the_engine_have_the_shape_of_the_route(
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with start(make_backend(faults=Faults(step_calls=frozenset({1})))) as running:
-        response = await with_plain_route(running).client.get("/plain")
-        assert (response.status_code, response.json()["reported"]) == (405, "method_not_allowed")
-        response = await running.post("/plain", {"inputs": "x"})
-        assert (response.status_code, response.json()["reported"]) == (500, "internal")
+        assert reported(await with_plain_route(running).client.get("/plain")) == (405, "method_not_allowed")
+        assert reported(await running.post("/plain", {"inputs": "x"})) == (500, "internal")
         response = await running.post("/plain", {"inputs": "x"}, **{"content-type": "text/plain"})
-        assert (response.status_code, response.json()["reported"]) == (415, "unsupported_media_type")
+        assert reported(response) == (415, "unsupported_media_type")
 
 
 async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
@@ -168,25 +170,16 @@ async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
     loading = threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
         response = await with_plain_route(running).post("/plain", {"inputs": "x"})
-        assert (response.status_code, response.json()["reported"], response.headers["retry-after"]) == (
-            503,
-            "loading",
-            "1",
-        )
+        assert reported(response) == (503, "loading") and response.headers["retry-after"] == "1"
         loading.set()
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
-        body = {"inputs": ["x", "x"]}
-        late = asyncio.ensure_future(with_plain_route(running).post("/plain", body, **{"x-request-timeout-ms": "500"}))
+        plain, body = with_plain_route(running), {"inputs": "x"}
+        late = asyncio.gather(*[plain.post("/plain", body, **{"x-request-timeout-ms": "500"}) for _ in range(2)])
         await until(lambda: running.backend.num_busy == 2)
         response = await running.post("/plain", {"inputs": "x"})
-        assert (response.status_code, response.json()["reported"], response.headers["retry-after"]) == (
-            429,
-            "overloaded",
-            "1",
-        )
-        response = await late
-        assert (response.status_code, response.json()["reported"]) == (504, "deadline_exceeded")
+        assert reported(response) == (429, "overloaded") and response.headers["retry-after"] == "1"
+        assert list(map(reported, await late)) == [(504, "deadline_exceeded")] * 2
         hang.set()
 
 

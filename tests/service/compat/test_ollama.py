@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ollama import Client, ResponseError
+from ollama import Client, ResponseError, ShowResponse
 
 from sightline import __version__
 from sightline.base.bundle import ChatTemplate, GenerationDefaults
@@ -47,9 +47,7 @@ def client_of(wire: Wire) -> Client:
 
 def own(wire: Wire, model: str, text: str, **parameters: Any) -> Any:
     """Return the output of the native endpoint."""
-    status, result = wire.post("/v1/generate", {"model": model, "inputs": text, "parameters": parameters})
-    assert status == 200, result
-    return result
+    return wire.result("/v1/generate", {"model": model, "inputs": text, "parameters": parameters})
 
 
 def test_a_text_equals_the_text_of_generate(wire: Wire, client: Client) -> None:
@@ -137,9 +135,41 @@ def test_log_probabilities_are_those_of_generate(wire: Wire, client: Client) -> 
     assert [one.token for one in streamed] == [one["text"] for one in tokens]
 
 
-def test_an_empty_prompt_loads_the_model(client: Client) -> None:
+def test_a_request_without_a_text_loads_the_model(client: Client) -> None:
     response = client.generate("fake", keep_alive="5m")
     assert (response.response, response.done, response.done_reason) == ("", True, "load")
+    nothing: tuple[list[Any] | None, ...] = (None, [])
+    for messages in nothing:
+        reply = client.chat("talker", messages, keep_alive=0)
+        assert (reply.message.role, reply.message.content, reply.done_reason) == ("assistant", "", "load")
+    assert client.embed("fake", "").embeddings == client.embed("fake", []).embeddings == []
+    assert client.embeddings("fake", "").embedding == []
+
+
+@pytest.mark.parametrize(
+    "empty", [{"images": []}, {"images": None}, {"images": None, "thinking": "", "tool_calls": []}]
+)
+def test_empty_fields_of_messages_change_nothing(wire: Wire, empty: dict[str, Any]) -> None:
+    body: dict[str, Any] = {"model": "talker", "stream": False, "tools": None, "options": {"num_predict": 4}}
+    plain = wire.result("/api/chat", {**body, "messages": [GREETING]})
+    assert wire.result("/api/chat", {**body, "messages": [GREETING | empty]})["message"] == plain["message"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_continuation_has_the_space_that_other_apis_return(wire: Wire, client: Client, is_streamed: bool) -> None:
+    options: dict[str, Any] = {"options": {"num_predict": 5}, "stream": is_streamed}
+    texts = []
+    for text in ("gag", "a dog"):  # a space belongs only before what follows the first one
+        raw = client.generate("talker", text, raw=True, **options)
+        texts.append("".join(part.response or "" for part in (raw if is_streamed else [raw])))
+        body: dict[str, Any] = {"model": "talker", "prompt": text, "max_tokens": 5}
+        assert texts[-1] == wire.result("/v1/completions", body)["choices"][0]["text"]
+        dialogue = [GREETING, {"role": "assistant", "content": text}]
+        reply = client.chat("talker", dialogue, **options)
+        texts.append("".join(part.message.content or "" for part in (reply if is_streamed else [reply])))
+        body = {"model": "talker", "messages": dialogue, "max_tokens": 5}
+        assert texts[-1] == wire.result("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+    assert [text.startswith(" ") for text in texts] == [True, True, False, False]
 
 
 def test_vectors_have_length_1(wire: Wire, client: Client) -> None:
@@ -148,14 +178,27 @@ def test_vectors_have_length_1(wire: Wire, client: Client) -> None:
     assert np.allclose(response.embeddings, expected["embeddings"], atol=1e-6)
     assert response.prompt_eval_count == expected["usage"]["input_tokens"]
     assert len(client.embed("fake", "a dog " * 500).embeddings) == 1  # longer than the model's limit
+    for text in ("a dog", "a dog " * 500):
+        expected = wire.result("/v1/encode", {"model": "fake", "inputs": text, "truncate": True})
+        assert np.allclose(client.embeddings("fake", text).embedding, expected["embeddings"][0], atol=1e-6)
 
 
-def test_models_are_listed_and_described(client: Client) -> None:
+def test_the_models_in_memory_are_listed(serve: Serve, tokenizer: TextTokenizer) -> None:
+    with serve(backend_of(tokenizer), lazy_models="talker") as wire, client_of(wire) as client:
+        (loaded,) = client.ps().models
+        assert (loaded.model, loaded.context_length, loaded.size_vram) == ("fake", 90, 0)
+        assert loaded.expires_at is not None and loaded.expires_at.year == 9999
+        client.chat("talker")
+        assert [model.name for model in client.ps().models] == ["fake", "talker"]
+
+
+def test_models_are_listed_and_described(wire: Wire, client: Client) -> None:
     models = {model.model: model for model in client.list().models}
     assert models.keys() == {"fake", "talker"}
     details = models["fake"].details
     assert details is not None and (details.format, details.quantization_level) == ("onnx", "float32")
     shown = client.show("talker:latest")
+    assert ShowResponse(**wire.result("/api/show", {"name": "talker"})) == shown
     assert (shown.capabilities, shown.parameters) == (["completion", "embedding"], "repeat_penalty 1.5")
     assert shown.template == "S: {}\nU: {}\nB:"
     assert shown.modelinfo is not None
@@ -169,7 +212,8 @@ def test_the_version_is_that_of_the_service(wire: Wire) -> None:
 
 def test_the_content_type_may_be_absent_but_not_another(wire: Wire) -> None:
     body = b'{"model": "fake", "prompt": "a dog", "stream": false}'
-    for headers, status in (({}, 200), ({"Content-Type": "text/plain"}, 415)):
+    curl = {"Content-Type": "application/x-www-form-urlencoded"}  # of its option -d
+    for headers, status in (({}, 200), (curl, 200), ({"Content-Type": "text/plain"}, 415)):
         with contextlib.closing(wire.http()) as connection:
             connection.request("POST", "/api/generate", body, headers)
             assert connection.getresponse().status == status
@@ -203,6 +247,6 @@ def test_a_broken_stream_ends_with_an_error(serve: Serve, tokenizer: TextTokeniz
 
 
 def test_an_unknown_path_has_the_form_of_this_api(wire: Wire) -> None:
-    status, body = wire.get("/api/ps")
+    status, body = wire.get("/api/blobs")
     assert status == 404
     assert json.loads(body)["error"].startswith("There is no such route.")

@@ -160,10 +160,7 @@ async def test_texts_without_entities_have_empty_rows(running: Running) -> None:
 async def test_metadata_and_configuration_list_the_tensors(running: Running) -> None:
     query = {"name": "query", "datatype": "BYTES", "shape": [-1, 1]}
     text_input = {**query, "name": "text_input"}
-    for model, inputs, main in (
-        ("ranker", [query, text_input], ["relevance_score"]),
-        ("tagger", [text_input], TAGGED),
-    ):
+    for model, inputs, main in (("ranker", [query, text_input], ["relevance_score"]), ("tagger", [text_input], TAGGED)):
         metadata = (await running.client.get(f"/v2/models/{model}")).json()
         assert metadata["inputs"] == inputs
         assert [one["name"] for one in metadata["outputs"]][: len(main)] == main

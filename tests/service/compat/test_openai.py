@@ -5,12 +5,13 @@ from codecs import getincrementaldecoder
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.compat.common import PLACEHOLDER_MODELS
 from sightline.service.parameters import MAX_SEED
-from tests.service.conftest import MakeBackend, Running, Start, generate
+from tests.service.conftest import MakeBackend, Running, Start, generate, with_languages
 
 pytestmark = pytest.mark.anyio
 
@@ -240,6 +241,57 @@ async def test_without_alternatives_logprobs_have_the_generated_tokens(running: 
     logprobs = (await complete(running, "a dog", logprobs=0, max_tokens=3))["choices"][0]["logprobs"]
     pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
     assert logprobs["top_logprobs"] == [{token: logprob} for token, logprob in pairs]
+
+
+async def test_tokens_with_equal_texts_keep_their_logprobs(running: Running) -> None:
+    num_equal = 0
+    for prompt in ("x", "é", "日本"):
+        response = await complete(running, prompt, logprobs=5, max_tokens=20)
+        own = await generate(running, prompt, top_logprobs=5, max_new_tokens=20)
+        for token, logprobs in zip(
+            own["outputs"][0]["tokens"], response["choices"][0]["logprobs"]["top_logprobs"], strict=True
+        ):
+            tops = {one["id"]: one for one in (token, *token["alternatives"])}
+            assert sorted(logprobs.values()) == sorted(one["logprob"] for one in tops.values())
+            assert logprobs[token["text"]] == token["logprob"]
+            texts = [one["text"] for one in tops.values()]
+            first = {text: next(one for one in tops.values() if one["text"] == text) for text in texts}
+            for id_, one in tops.items():
+                name = one["text"] if one is first[one["text"]] else f"token_id:{id_}"
+                assert logprobs[name] == one["logprob"]
+            num_equal += len(texts) - len(set(texts))
+    assert num_equal
+
+
+RAW: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": ["a<s>dog", "x"], "max_tokens": 6, "model": "{}"}),
+    ("/generate?model={}", {"inputs": "a<s>dog", "parameters": {"max_new_tokens": 6}}),
+    ("/?model={}", {"inputs": "a<s>dog", "parameters": {"max_new_tokens": 6}}),
+    ("/v2/models/{}/generate", {"text_input": "a<s>dog", "parameters": {"max_tokens": 6}}),
+    (
+        "/api/generate",
+        {"prompt": "a<s>dog", "options": {"num_predict": 6}, "model": "{}", "raw": True, "stream": False},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), RAW)
+async def test_special_tokens_are_read_in_raw_prompts_and_not_in_sources(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer, path: str, body: dict[str, Any]
+) -> None:
+    before, after = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("dog", is_start=False)
+    raw, plain = [*before, tokenizer.token_id("<s>"), *after], tokenizer.encode("a<s>dog")
+    backend = with_languages(make_backend("plain", "sentences", "pair"), pair="en-de")
+    first, sentences, pair = backend.manifests
+    backend.manifests = (first, sentences.model_copy(update={"training_unit": "sentence"}), pair)
+    async with start(backend, default_model="plain") as running:
+        for model, ids in (("plain", raw), ("sentences", plain), ("pair", plain)):
+            fields = {name: model if value == "{}" else value for name, value in body.items()}
+            answer = (await running.post(path.format(model), fields)).text
+            (output,) = (await complete(running, [ids], model=model, max_tokens=6))["choices"]
+            assert orjson.dumps(output["text"]).decode()[1:-1] in answer, (model, answer)
+        native = await generate(running, "a<s>dog", max_new_tokens=6)
+        assert native["usage"]["input_tokens"] == len(plain)
 
 
 @pytest.mark.parametrize(

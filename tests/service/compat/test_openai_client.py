@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError, OpenAI
@@ -167,13 +168,14 @@ def test_a_loading_service_is_retried(serve: Serve, make_backend: MakeBackend) -
 
 def test_warnings_are_extra_fields_of_a_completion(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(changed(make_backend(), training_unit="sentence")) as wire, client_of(wire) as client:
-        whole = client.completions.create(model="fake", prompt="A dog. A man.")
+        prompt: dict[str, Any] = {"model": "fake", "prompt": "A dog. A man.", "extra_body": {"target_prefix": "Ein"}}
+        whole = client.completions.create(**prompt)
         assert whole.model_extra is not None
         assert [one["param"] for one in whole.model_extra["warnings"]] == ["prompt"]
-        events = list(client.completions.create(model="fake", prompt="A dog. A man.", stream=True))
+        events = list(client.completions.create(**prompt, stream=True))
         found = [event.model_extra["warnings"] for event in events if event.model_extra]
         assert found == [whole.model_extra["warnings"]]
-        assert not client.completions.create(model="fake", prompt="A dog.").model_extra
+        assert not client.completions.create(model="fake", prompt="A dog. A man.").model_extra
 
 
 def test_an_invalid_request_raises_its_own_class_of_error_that_names_the_field(serve: Serve) -> None:

@@ -139,7 +139,7 @@ async def test_a_load_that_fails_leaves_the_old_state(
         repository.manifests["one"] = repository.manifests["one"].model_copy(update={"description": "newer"})
         repository.manifests["new"] = repository.manifests["two"].model_copy(update={"name": "new"})
         repository.error = error
-        for name in ("one", "new"):
+        for name in ("one", "new", "two"):  # the manifest of the last one has not changed
             response = await change(running, "load", name)
             assert response.status_code == 500
             assert response.json() == {"error": f"{name} failed to load; the log has the reason."}
@@ -215,7 +215,8 @@ async def test_a_changed_model_replaces_the_old_one_after_its_calls(start: Start
 
 async def test_an_unloaded_engine_is_freed_and_its_gauges_are_zero(start: Start, make_backend: MakeBackend) -> None:
     async with two_models(start, make_backend) as running:
-        assert (await generate_with(running, "two")).status_code == 200
+        for name in ("one", "two"):
+            assert (await generate_with(running, name)).status_code == 200
         engine = weakref.ref(running.backend.engines.pop())
         running.backend.runners.pop()
         gc.disable()  # nothing may depend on the garbage collector, because loaded objects are frozen

@@ -174,11 +174,7 @@ class CheckedRunner:
     """Wraps a FakeRunner and checks every call against its own record of the rows."""
 
     def __init__(
-        self,
-        max_rows: int,
-        manifest: Manifest | None = None,
-        faults: Faults | None = None,
-        num_prefix_blocks: int = 0,
+        self, max_rows: int, manifest: Manifest | None = None, faults: Faults | None = None, num_prefix_blocks: int = 0
     ) -> None:
         self.inner = FakeRunner(
             manifest or fake_manifest(), max_rows, faults=faults, num_prefix_blocks=num_prefix_blocks

@@ -78,12 +78,16 @@ def test_requests_join_between_two_steps() -> None:
     assert harness.ids(second) == harness.expected(SOURCES[2])
 
 
-def test_max_new_tokens_ends_with_length() -> None:
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [({"parameters": GenerateParameters(max_new_tokens=2)}, "length"), ({"stop": StopAfter(2)}, "stop")],
+)
+def test_a_text_that_ends_early_has_the_reason(limit: dict[str, Any], reason: str) -> None:
     harness = Harness()
-    active = harness.generate(SOURCES[3], parameters=GenerateParameters(max_new_tokens=2))
+    active = harness.generate(SOURCES[3], **limit)
     harness.run()
     assert harness.ids(active) == harness.expected(SOURCES[3])[:2]
-    assert harness.target(active).finish_reason == "length"
+    assert harness.target(active).finish_reason == reason
 
 
 def test_the_limit_of_the_model_ends_with_length() -> None:
@@ -93,14 +97,6 @@ def test_the_limit_of_the_model_ends_with_length() -> None:
     harness.run()
     assert len(harness.ids(active)) == harness.runner.manifest.limits.max_target_tokens
     assert harness.target(active).finish_reason == "length"
-
-
-def test_a_stop_condition_ends_with_stop() -> None:
-    harness = Harness()
-    active = harness.generate(SOURCES[3], stop=StopAfter(2))
-    harness.run()
-    assert harness.ids(active) == harness.expected(SOURCES[3])[:2]
-    assert harness.target(active).finish_reason == "stop"
 
 
 def test_min_new_tokens_delays_the_end_token() -> None:
@@ -272,13 +268,7 @@ def test_the_observer_is_notified_of_every_call_and_every_end() -> None:
     for source in ((5, 6), (5, 6, 7)):
         harness.generate(source, parameters=GenerateParameters(max_new_tokens=len(source) - 1))
     harness.run()
-    assert seen == [
-        ("encode", 2, 5, 6),
-        ("step", 2),
-        ("finish", 2, Generated),
-        ("step", 1),
-        ("finish", 3, Generated),
-    ]
+    assert seen == [("encode", 2, 5, 6), ("step", 2), ("finish", 2, Generated), ("step", 1), ("finish", 3, Generated)]
 
 
 def test_requests_at_the_limits_of_the_model_are_accepted() -> None:

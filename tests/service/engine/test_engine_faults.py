@@ -1,6 +1,6 @@
 """A failure of one request does not affect others, and is logged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,33 +106,24 @@ def first_hash_manifest() -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("faults", "cause"),
+    ("kind", "faults", "cause"),
     [
-        (Faults(nan_id=9), "not finite"),
-        (Faults(raising_id=9), "the encoder failed"),
-        (Faults(step_calls=frozenset({1})), "a decoder step failed"),
+        (GenerateRequest, Faults(nan_id=9), "not finite"),
+        (EncodeRequest, Faults(nan_id=9), "not finite"),
+        (GenerateRequest, Faults(raising_id=9), "the encoder failed"),
+        (GenerateRequest, Faults(step_calls=frozenset({1})), "a decoder step failed"),
     ],
 )
 def test_the_log_has_the_request_id_of_each_failure(
-    caplog: pytest.LogCaptureFixture, faults: Faults, cause: str
+    caplog: pytest.LogCaptureFixture, kind: Callable[..., Request], faults: Faults, cause: str
 ) -> None:
     """Regression: the engine logged no request id, and nothing for values that are not finite."""
     harness = Harness(faults=faults)
-    active = harness.submit(GenerateRequest("my-id", (9, 5), FAR))
+    active = harness.submit(kind("my-id", (9, 5), FAR))
     harness.run()
     assert harness.final(active) == Failed("internal")
     what, who = caplog.records
     assert cause in what.getMessage()
-    assert vars(who)["fields"] == {"request_id": "my-id"}
-
-
-def test_an_encoding_that_is_not_finite_is_in_the_log_too(caplog: pytest.LogCaptureFixture) -> None:
-    harness = Harness(faults=Faults(nan_id=9))
-    active = harness.submit(EncodeRequest("my-id", (9, 5), FAR))
-    harness.run()
-    assert harness.final(active) == Failed("internal")
-    what, who = caplog.records
-    assert "not finite" in what.getMessage()
     assert vars(who)["fields"] == {"request_id": "my-id"}
 
 
@@ -246,9 +237,21 @@ def test_calls_that_cause_failures_do_not_end_an_engine_that_runs_the_known_inpu
     assert harness.ids(good) == harness.expected((5, 6))
 
 
-@pytest.mark.parametrize("graph", ["encoder", "decoder"])
-def test_a_known_input_that_gives_no_finite_numbers_ends_the_engine(graph: GraphName) -> None:
-    harness = Harness(runner=Breaking(graph, known_is_finite=False))
+ALWAYS, EVERY_OTHER = frozenset(range(1, 100)), frozenset(range(1, 200, 2))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda graph=graph: Breaking(graph, known_is_finite=False) for graph in ("encoder", "decoder")),
+        lambda: FakeRunner(fake_manifest(), 4, faults=Faults(encode_calls=ALWAYS)),
+        lambda: FakeRunner(fake_manifest(), 4, faults=Faults(step_calls=ALWAYS)),
+    ],
+    ids=["encoder not finite", "decoder not finite", "encoder", "step"],
+)
+def test_a_graph_that_fails_for_the_known_input_too_ends_the_engine(make: Callable[[], Runner]) -> None:
+    """Regression: a broken engine stayed ready and failed every call."""
+    harness = Harness(runner=make())
     for number in range(MAX_FAILURES - 1):
         assert ask(harness, f"call {number}", (5, BREAKING)) == [Failed("internal")]
     with pytest.raises(
@@ -392,27 +395,12 @@ def test_exceptions_of_sinks_stop_conditions_and_observers_do_not_affect_other_r
     assert harness.ids(good) == harness.expected(SOURCES[3])
 
 
-ALWAYS, EVERY_OTHER = frozenset(range(1, 100)), frozenset(range(1, 200, 2))
-
-
 def ask(harness: Harness, call: str, *sources: tuple[int, ...]) -> list[Final]:
     """Return the final events of the requests of one call."""
     parameters = GenerateParameters(max_new_tokens=1)
     handles = [harness.submit(GenerateRequest(call, source, FAR, parameters=parameters)) for source in sources]
     harness.run()
     return [harness.final(active) for active in handles]
-
-
-@pytest.mark.parametrize("faults", [Faults(step_calls=ALWAYS), Faults(encode_calls=ALWAYS)], ids=["step", "encoder"])
-def test_a_graph_that_fails_for_every_input_ends_the_engine(faults: Faults) -> None:
-    """Regression: a broken engine stayed ready and failed every call."""
-    harness = Harness(faults=faults)
-    for number in range(MAX_FAILURES - 1):
-        assert ask(harness, f"call {number}", (5, 6)) == [Failed("internal")]
-    with pytest.raises(
-        RuntimeFailedError, match=f"failed for {MAX_FAILURES} calls in succession and on the test input"
-    ):
-        ask(harness, "one more", (5, 6))
 
 
 @pytest.mark.parametrize(

@@ -144,10 +144,7 @@ def test_columns_of_a_decoder_map_are_the_prompt_and_the_generated_tokens(num_be
 def test_a_forced_target_has_the_log_probabilities_and_maps_of_the_generated_one(manifest: Manifest) -> None:
     asked = request(PROMPTS[5], attention=frozenset({"decoder"}))
     generated = target(asked, manifest)
-    forced = target(
-        replace(asked, parameters=FORCED, target_prefix=tuple(ids_of(generated))),
-        manifest,
-    )
+    forced = target(replace(asked, parameters=FORCED, target_prefix=tuple(ids_of(generated))), manifest)
     assert forced.finish_reason == "forced"
     assert [token.logprob for token in forced.tokens] == [token.logprob for token in generated.tokens]
     np.testing.assert_array_equal(forced.attention["decoder"], generated.attention["decoder"])

@@ -20,7 +20,8 @@ from tests.service.conftest import Running, Start
 pytestmark = pytest.mark.anyio
 
 KEYS = Path("tests/data/keys.json")
-OPEN = {"/health", "/health/live", "/health/ready"}
+FORM = "application/x-www-form-urlencoded"
+OPEN = {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping"}
 ADMIN = {"/metrics", "/v2/repository/models/{model_name}/load", "/v2/repository/models/{model_name}/unload"}
 USE, ADMIN_KEY = {"x-api-key": "sl-alice"}, {"x-api-key": "sl-boss"}
 BODY = {"inputs": "x"}
@@ -44,12 +45,11 @@ async def test_every_route_needs_a_key_and_some_need_the_role_admin(start: Start
             count = 0
             for method, path in routes(running):
                 count += 1
-                translate = {"q": "x", "source": "en", "target": "de"} if path == "/translate" else {}
                 for headers in ({}, {"x-api-key": "sl-nobody"}, {"x-api-key": ""}):
-                    response = await client.request(method, prefix + path, headers=headers, json=translate)
+                    response = await client.request(method, prefix + path, headers=headers, json={})
                     assert (response.status_code == 401) == (path not in OPEN), path
                 for headers, role in ((USE, "use"), (ADMIN_KEY, "admin")):
-                    response = await client.request(method, prefix + path, headers=headers, json=translate)
+                    response = await client.request(method, prefix + path, headers=headers, json={})
                     assert response.status_code != 401, path
                     assert (response.status_code == 403) == (path in ADMIN and role == "use"), path
             assert count > 60
@@ -85,6 +85,18 @@ async def test_paths_and_methods_that_do_not_exist_need_a_key_too(start: Start) 
         ({"authorization": basic("sl-alice"), "sec-fetch-site": "same-origin"}, 200),
         ({"authorization": basic("sl-alice"), "sec-fetch-site": "cross-site"}, 401),
         ({"authorization": basic("sl-alice"), "sec-fetch-site": "same-site"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "http://test"}, 200),
+        ({"authorization": basic("sl-alice"), "origin": "https://TEST"}, 200),
+        ({"authorization": basic("sl-alice"), "origin": "http://evil.example"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "http://test:81"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "http://test.evil.example"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "http://[test"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "null"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": ""}, 401),
+        ({"authorization": basic("sl-alice"), "referer": "http://test/docs"}, 200),
+        ({"authorization": basic("sl-alice"), "referer": "http://evil.example/test"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "http://evil.example", "sec-fetch-site": "same-origin"}, 200),
+        ({"authorization": "Bearer sl-alice", "origin": "http://evil.example"}, 200),
         ({"authorization": "Bearer sl-alice", "sec-fetch-site": "cross-site"}, 200),
         ({"authorization": "Bearer sl-nobody", "x-api-key": "sl-alice"}, 401),
         ({"authorization": "sl-alice"}, 401),
@@ -134,6 +146,38 @@ async def test_libretranslate_sends_its_key_in_the_body(start: Start) -> None:
                 content: Any = body if key is None else {**body, "api_key": key}
                 response = await running.client.request("POST", "/translate", headers=headers, **{kind: content})
                 assert (response.status_code == 401) == (status == 401), (key, headers, kind)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "query", "status"),  # the last is that of a call with a key
+    [
+        (b"{}", "application/json", "", 422),
+        (b'{"q": 1, "api_key": %s}', "application/json", "", 422),
+        (b'{"api_key": %s}', "application/json", "?model=fake", 422),
+        (b'{"api_key": 5}', "application/json", "", 422),
+        (b"[]", "application/json", "", 422),
+        (b"{", "application/json", "", 400),
+        (b"", "application/json", "", 400),
+        (b"{}", "text/plain", "", 415),
+        (b"{}", "application/json", "?x=1", 422),
+        (b"a=1", FORM, "", 422),
+        (b"api_key=%s&a=1", FORM, "", 422),
+        (b"api_key=x&api_key=%s", FORM, "", 422),
+        (b"%%FF", FORM, "", 400),
+        (b"q=x&" * 99, FORM, "", 400),
+    ],
+)
+async def test_the_key_is_checked_before_the_rest_of_the_body(
+    start: Start, content: bytes, kind: str, query: str, status: int
+) -> None:
+    async with start(keys=KEYS) as running:
+        for key, headers in (("sl-nobody", {}), ("sl-alice", {}), ("sl-nobody", USE)):
+            quote = b'"%s"' if kind == "application/json" else b"%s"
+            body = content.replace(b"%s", quote % key.encode()).replace(b"%%", b"%")
+            late = {"content-type": kind, **headers}
+            response = await running.client.post("/translate" + query, content=body, headers=late)
+            has_key = bool(headers) or (key == "sl-alice" and b"%s" in content and b"=x&" not in content)
+            assert response.status_code == (status if has_key else 401), (body, headers)
 
 
 async def test_a_preflight_needs_no_key_and_its_request_does(start: Start) -> None:

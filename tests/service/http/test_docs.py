@@ -5,6 +5,8 @@ import gzip
 import html
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,61 +25,23 @@ from tests.service.conftest import Serve, Start
 
 pytestmark = pytest.mark.anyio
 
+GET_PATHS = (
+    *("/", "/docs", "/openapi.json", "/page/{file}", "/metrics", "/ping", "/health", "/health/live", "/health/ready"),
+    *("/v1/models", "/v1/models/{model_id}", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"),
+    *("/api/ps", "/api/tags", "/api/version", "/info", "/languages"),
+)
+POST_PATHS = (
+    *(f"/v1/{name}" for name in ("generate", "score", "encode", "attention", "align", "classify", "similar", "rerank")),
+    *(f"/v1/{name}" for name in ("tag", "answer", "fill-mask", "tokenize", "detokenize")),
+    *("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v2/rerank", "/v2/repository/index"),
+    *(f"/v2/repository/models/{{model_name}}/{verb}" for verb in ("load", "unload")),
+    *(f"/api/{name}" for name in ("generate", "chat", "embed", "embeddings", "show")),
+    *("/", "/generate", "/generate_stream", "/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict"),
+    *("/rerank", "/tokenize", "/decode", "/translate"),
+)
 ROUTES = {
-    ("post", "/v1/generate"),
-    ("post", "/v1/score"),
-    ("post", "/v1/encode"),
-    ("post", "/v1/attention"),
-    ("post", "/v1/align"),
-    ("post", "/v1/classify"),
-    ("post", "/v1/similar"),
-    ("post", "/v1/rerank"),
-    ("post", "/v2/rerank"),
-    ("post", "/v1/tag"),
-    ("post", "/v1/answer"),
-    ("post", "/v1/fill-mask"),
-    ("post", "/embed_sparse"),
-    ("post", "/rerank"),
-    ("post", "/v1/tokenize"),
-    ("post", "/v1/detokenize"),
-    ("post", "/v1/completions"),
-    ("post", "/v1/chat/completions"),
-    ("post", "/v1/embeddings"),
-    ("post", "/translate"),
-    ("post", "/api/generate"),
-    ("post", "/api/chat"),
-    ("post", "/api/embed"),
-    ("get", "/api/tags"),
-    ("post", "/api/show"),
-    ("get", "/api/version"),
-    ("get", "/languages"),
-    ("post", "/generate"),
-    ("post", "/generate_stream"),
-    ("post", "/embed"),
-    ("post", "/embed_all"),
-    ("post", "/similarity"),
-    ("post", "/predict"),
-    ("post", "/tokenize"),
-    ("post", "/decode"),
-    ("get", "/"),
-    ("post", "/"),
-    ("get", "/info"),
-    ("get", "/v1/models"),
-    ("get", "/v1/models/{model_id}"),
-    ("get", "/health"),
-    ("get", "/health/live"),
-    ("get", "/health/ready"),
-    ("get", "/metrics"),
-    ("get", "/openapi.json"),
-    ("get", "/docs"),
-    ("get", "/page/{file}"),
-    ("get", "/v2"),
-    ("get", "/v2/health/live"),
-    ("get", "/v2/health/ready"),
-    ("get", "/v2/models/stats"),
-    ("post", "/v2/repository/index"),
-    ("post", "/v2/repository/models/{model_name}/load"),
-    ("post", "/v2/repository/models/{model_name}/unload"),
+    *(("get", path) for path in GET_PATHS),
+    *(("post", path) for path in POST_PATHS),
     *(
         (method, f"/v2/models/{{model_name}}{version}{path}")
         for version in ("", "/versions/{model_version}")
@@ -87,8 +51,6 @@ ROUTES = {
         )
     ),
 }
-
-
 OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 
 
@@ -317,3 +279,19 @@ def test_on_the_wire_a_page_is_gzip_and_can_be_revalidated(serve: Serve) -> None
             connection.request("GET", path)
             assert connection.getresponse().read() == page  # on the same connection
         connection.close()
+
+
+def test_summaries_are_whole_sentences(openapi: Any) -> None:
+    for operations in openapi["paths"].values():
+        for operation in operations.values():
+            assert operation["description"].replace("\n", " ").startswith(operation["summary"] + ".")
+
+
+def test_the_documentation_needs_no_docstrings() -> None:
+    program = (
+        "from sightline.service.app import create_app; from sightline.service.http.docs import render\n"
+        "from sightline.service.settings import Settings\n"
+        "print(render(create_app(Settings(), None).openapi()).count('<p>List models</p>'))"
+    )
+    done = subprocess.run([sys.executable, "-OO", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from sightline.service.http.hosts import AllowedHosts
+from sightline.service.http.http_call import POLLED_ROUTES
 from sightline.service.settings import Settings
 from tests.service.conftest import Start
 
@@ -20,13 +21,8 @@ pytestmark = pytest.mark.anyio
             {},
             ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "127.1.2.3", "[::1]", "[::1]:80"],
             [
-                "evil.example",
-                "127.0.0.1.evil.example",
-                "localhost.evil.example",
-                "192.168.0.1",
-                "0.0.0.0",
-                "[::2]:80",
-                "",
+                *("evil.example", "127.0.0.1.evil.example", "localhost.evil.example"),
+                *("192.168.0.1", "0.0.0.0", "[::2]:80", ""),
             ],
         ),
         ({"host": "::1"}, ["localhost", "[::1]:8000"], ["evil.example"]),
@@ -47,22 +43,23 @@ def test_a_host_is_allowed_by_its_name(settings: dict[str, str], allowed: list[s
     assert hosts.allow(None)  # HTTP/1.0
 
 
-async def test_requests_for_another_host_get_421_on_every_route(start: Start) -> None:
+async def test_requests_for_another_host_get_421_on_every_route_but_those_that_monitors_poll(start: Start) -> None:
     async with start(allowed_hosts=None, model_control="explicit") as running:
         for method, path in (
             ("GET", "/"),
             ("GET", "/docs"),
-            ("GET", "/health/live"),
+            ("GET", "/v1/models"),
             ("POST", "/v1/generate"),
             ("POST", "/v2/repository/models/fake/unload"),
         ):
-            response = await running.client.request(
-                method, path, headers={"host": "evil.example"}, json={"inputs": "x"}
-            )
+            evil = {"host": "evil.example"}
+            response = await running.client.request(method, path, headers=evil, json={"inputs": "x"})
             assert response.status_code == 421, path
             assert "The service does not answer requests for this host; use localhost in the URL" in response.text
         response = await running.client.post("/v1/generate", headers={"host": "localhost:1"}, json={"inputs": "x"})
         assert response.status_code == 200
+        for path in POLLED_ROUTES:  # by the address of a pod
+            assert (await running.client.get(path, headers={"host": "10.0.0.7:8000"})).status_code == 200, path
 
 
 async def test_browsers_must_not_guess_the_type_of_any_response(start: Start) -> None:

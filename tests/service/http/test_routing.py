@@ -95,9 +95,7 @@ async def test_the_body_limit_is_exact_to_the_byte(start: Start, is_chunked: boo
                 yield body[60:]
 
             response = await running.client.post(
-                "/v1/generate",
-                content=chunks() if is_chunked else body,
-                headers={"content-type": "application/json"},
+                "/v1/generate", content=chunks() if is_chunked else body, headers={"content-type": "application/json"}
             )
             assert response.status_code == status
 

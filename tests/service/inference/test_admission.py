@@ -25,9 +25,9 @@ def controller(
 
 
 def test_sequences_beyond_the_limit_are_rejected_and_not_counted() -> None:
-    admission = controller(max_sequences=3)
-    admission.reserve(2, 10)
-    message = r"2 of 3 sequences are running or waiting .*, and a call of 2 needs space for 3"
+    admission = controller(max_sequences=4)
+    admission.reserve(3, 10)  # alone, it gets half of the limit
+    message = r"2 of 4 sequences are running or waiting .*, and a call of 2 needs space for 3"
     with pytest.raises(ApiError, match=message) as rejected:
         admission.reserve(2, 10)
     assert rejected.value.limit == "waiting_sequences"
@@ -37,30 +37,31 @@ def test_sequences_beyond_the_limit_are_rejected_and_not_counted() -> None:
 
 def test_bytes_beyond_the_limit_are_rejected() -> None:
     admission = controller(max_bytes=100)
-    admission.reserve(1, 60)
-    message = r"60 bytes of request bodies are held, and 60 more exceed the limit of 100 \(16 MiB, or"
+    admission.reserve(1, 60)  # alone, it counts as half of the limit
+    message = r"50 bytes of request bodies are held, and 60 more exceed the limit of 100 \(16 MiB, or"
     with pytest.raises(ApiError, match=message) as rejected:
         admission.reserve(1, 60)
     assert rejected.value.limit == "waiting_bytes"
 
 
 def test_tokens_beyond_the_limit_are_rejected_and_released_at_the_end() -> None:
-    admission = controller(max_tokens=50)
-    admission.add_tokens(admission.reserve(1, 1), 40)
+    admission = controller(max_tokens=48)
+    for _ in range(4):
+        admission.add_tokens(admission.reserve(1, 1), 20)  # counts as a quarter of the limit
     reservation = admission.reserve(1, 1)
-    message = r"40 source tokens are held, and 20 more exceed the limit of 50 \(256 times SIGHTLINE_MAX_WAITING"
+    message = r"48 source tokens are held, and 12 more exceed the limit of 48 \(256 times SIGHTLINE_MAX_WAITING"
     with pytest.raises(ApiError, match=message) as rejected:
         admission.add_tokens(reservation, 20)
     assert rejected.value.limit == "waiting_tokens"
     admission.release(reservation)
-    assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (1, 1, 40)
+    assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (4, 4, 48)
 
 
 def test_a_call_of_any_size_is_admitted_to_an_empty_service() -> None:
     admission = controller(max_sequences=1, max_bytes=1, max_tokens=1, units_per_s=1.0)
     reservation = admission.reserve(32, 1000, units=1000.0, seconds_left=1.0)
     admission.add_tokens(reservation, 8000)
-    assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (32, 1000, 8000)
+    assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (1, 1, 1)
     admission.release(reservation)
     assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
@@ -222,9 +223,15 @@ def test_a_single_response_always_fits_and_may_grow() -> None:
     memory = ResponseMemory(100)
     alone = reserve(memory, 300)
     assert alone.use(400)
-    assert memory.num_bytes == 400
+    assert memory.num_bytes == 75  # it leaves space for small ones
+    small = reserve(memory, 20)
+    assert alone.use(100)
     with pytest.raises(ApiError):
-        reserve(memory, 1)
+        reserve(memory, 6)
+    assert small.use(25) and not small.use(1)
+    for one in (alone, small):
+        one.release()
+    assert memory.num_bytes == 0
 
 
 def test_a_response_uses_its_reservation_first_and_then_grows_up_to_the_limit() -> None:
@@ -319,9 +326,24 @@ def test_a_caller_never_holds_more_than_it_leaves_free() -> None:
     with pytest.raises(ApiError, match="bytes of request bodies are held, 10 of them"):
         admission.reserve(1, 45, caller="b")
     tokens = admission.reserve(1, 10, caller="b")
-    admission.add_tokens(tokens, 50)
+    for _ in range(2):
+        admission.add_tokens(tokens, 50)
     with pytest.raises(ApiError, match="50 source tokens are held, 50 of them"):
         admission.add_tokens(tokens, 1)
+
+
+def test_an_address_holds_at_most_three_quarters_and_a_large_call_a_quarter() -> None:
+    """Regression: after one call of 495,616 tokens, all others were rejected for half a minute."""
+    admission = controller(max_sequences=8, max_bytes=1000, max_tokens=65_536)
+    held = [admission.reserve(1, 10, address="10.0.0.1") for _ in range(6)]
+    with pytest.raises(ApiError, match=r"6 of 8 sequences .*, 6 of them for this address, and a third as many must"):
+        admission.reserve(1, 10, address="10.0.0.1")
+    other = admission.reserve(1, 10, address="10.0.0.2")
+    for reservation in held[:3]:
+        admission.add_tokens(reservation, 495_616)
+    with pytest.raises(ApiError, match="49152 source tokens are held, 49152 of them for this address"):
+        admission.add_tokens(held[3], 1)
+    admission.add_tokens(other, 10_000)
 
 
 def test_another_caller_delays_a_call_by_one_share() -> None:

@@ -14,6 +14,7 @@ from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
 pytestmark = pytest.mark.anyio
 
 MESSAGES = [{"role": "user", "content": "a dog"}]
+PLAIN = SentenceEmbedding(pooling="mean", normalize=False)  # of an encoder without settings of its own
 CHAT = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:", single_line=True)
 
 
@@ -57,13 +58,14 @@ REQUESTS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/align", {"inputs": "a dog"}, "c-writer"),
     ("/v1/tokenize", {"inputs": "a dog"}, "c-writer"),
     ("/v1/detokenize", {"ids": [[5]]}, "c-writer"),
-    ("/v1/encode", {"inputs": "a dog"}, "c-writer"),
-    ("/v1/embeddings", {"input": "a dog"}, "c-writer"),
 ]
 ONE_CAN: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": MESSAGES}, "d-chat"),
     ("/v1/chat/completions", {"messages": MESSAGES, "model": "tgi"}, "d-chat"),
     ("/v1/classify", {"inputs": "a dog"}, "a-judge"),
+    ("/v1/encode", {"inputs": "a dog"}, "b-minilm"),  # others can, but were not trained for it
+    ("/v1/embeddings", {"input": "a dog"}, "b-minilm"),
+    ("/v1/embeddings", {"input": "a dog", "model": "text-embeddings-inference"}, "b-minilm"),
 ]
 
 
@@ -96,6 +98,8 @@ async def test_a_loaded_model_never_takes_the_requests_of_another_one(start: Sta
         assert (await running.post("/v1/classify", {"inputs": "x"})).json()["model"] == "a-judge"
         assert (await running.post("/v1/encode", {"inputs": "x"})).status_code == 422
         assert (await running.post("/v1/generate", {"inputs": "x"})).json()["model"] == "c-writer"
+        assert (await running.post("/v2/repository/models/b-minilm/load", {})).status_code == 200
+        assert (await running.post("/v1/encode", {"inputs": "x"})).json()["model"] == "b-minilm"
 
 
 async def test_no_other_model_answers_for_a_default_model_that_was_unloaded(start: Start, backend: FakeBackend) -> None:
@@ -116,7 +120,7 @@ async def test_apis_whose_responses_name_no_model_use_the_same(several: Running)
         ("/", {"inputs": "a dog", "stream": False}, "c-writer"),
         ("/", {"inputs": "a dog", "parameters": {"max_new_tokens": 5}}, "c-writer"),
         ("/", {"inputs": "a dog", "parameters": {"function_to_apply": "softmax"}}, "a-judge"),
-        ("/embed", {"inputs": "a dog"}, "c-writer"),
+        ("/embed", {"inputs": "a dog"}, "b-minilm"),
         ("/predict", {"inputs": "a dog"}, "a-judge"),
     ):
         expected = await several.post(f"{path}?model={model}", body)
@@ -140,7 +144,7 @@ async def test_the_root_lists_the_default_models(several: Running) -> None:
         "attention": "c-writer",
         "chat": "d-chat",
         "classify": "a-judge",
-        "encode": "c-writer",
+        "encode": "b-minilm",
         "generate": "c-writer",
         "similar": "c-writer",
     }
@@ -151,6 +155,7 @@ def test_models_without_a_task_are_not_its_default(tokenizer: TextTokenizer) -> 
     assert default_models([], []) == {}
     assert default_models([by_name["a-judge"], by_name["b-minilm"]], []) == {
         "classify": "a-judge",
+        "encode": "b-minilm",
         "similar": "a-judge",
     }
     both = [by_name["d-chat"], by_name["c-writer"]]
@@ -160,9 +165,37 @@ def test_models_without_a_task_are_not_its_default(tokenizer: TextTokenizer) -> 
     assert "chat" not in default_models(both, ["missing", "c-writer"])
 
 
+@pytest.mark.parametrize(
+    ("changes", "chosen", "expected"),
+    [
+        ({}, ["c-writer"], "b-minilm"),
+        ({}, ["c-writer", "a-judge"], "b-minilm"),
+        ({"lazy": True}, ["c-writer"], "c-writer"),
+        ({"lazy": True}, ["c-writer", "b-minilm"], "b-minilm"),
+        ({"embedding": None}, ["c-writer"], "c-writer"),
+        ({"embedding": PLAIN}, ["c-writer"], "b-minilm"),
+        ({"embedding": PLAIN, "tasks": ("encode", "fill-mask", "sparse")}, ["c-writer"], "c-writer"),
+        ({"embedding": PLAIN.model_copy(update={"pooling": "first"}), "tasks": ("encode", "sparse")}, [], "b-minilm"),
+    ],
+)
+def test_only_models_that_were_trained_for_embeddings_are_their_default(
+    tokenizer: TextTokenizer, changes: dict[str, Any], chosen: list[str], expected: str
+) -> None:
+    by_name = manifests(tokenizer)
+    by_name["b-minilm"] = by_name["b-minilm"].model_copy(update=changes)
+    assert default_models(by_name.values(), chosen)["encode"] == expected
+
+
 def test_a_lazy_manifest_is_a_default_only_by_its_name(tokenizer: TextTokenizer) -> None:
     writer = manifests(tokenizer)["c-writer"]
     lazy = writer.model_copy(update={"name": "lazy", "lazy": True})
     assert default_models([writer, lazy], [])["generate"] == "c-writer"
     assert default_models([writer, lazy], ["lazy"])["generate"] == "lazy"
     assert default_models([lazy], []) == {}
+
+
+async def test_an_error_lists_at_most_ten_models(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(*(f"model-{number:02}" for number in range(12)))) as running:
+        response = await running.post("/v1/generate", {"model": "nobody", "inputs": "x"})
+        assert response.status_code == 404
+        assert "model-08, model-09 and 2 more." in response.text and "model-10" not in response.text

@@ -6,7 +6,6 @@ import pytest
 
 from sightline.base.bundle import ChatTemplate, GenerationDefaults, Languages
 from sightline.service.engine.request import GenerateRequest
-from sightline.service.engine.worker import Worker
 from sightline.service.parameters import GenerateParameters, complete_parameters
 from tests.service.conftest import FakeBackend, MakeBackend, Start, changed
 
@@ -70,19 +69,12 @@ def test_a_default_has_the_limits_of_the_parameter() -> None:
         assert limits(given[name]) == limits(expected[name]), name
 
 
-@pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[GenerateParameters]:
-    """Return a list that gets the parameters of each request to the engine."""
-    seen: list[GenerateParameters] = []
-    submit = Worker.submit
+Submitted = list[tuple[str, GenerateRequest]]
 
-    def note(worker: Worker, model: str, request: Any, on_event: Any) -> Any:
-        if isinstance(request, GenerateRequest):
-            seen.append(request.parameters)
-        return submit(worker, model, request, on_event)
 
-    monkeypatch.setattr(Worker, "submit", note)
-    return seen
+def values(submitted: Submitted, *names: str) -> list[tuple[Any, ...]]:
+    """Return the values of these parameters of all requests to the engine."""
+    return [tuple(getattr(request.parameters, name) for name in names) for _, request in submitted]
 
 
 def backend_with(make_backend: MakeBackend, defaults: GenerationDefaults, **update: Any) -> FakeBackend:
@@ -107,69 +99,61 @@ REQUESTS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("path", "body", "field"), REQUESTS, ids=[path for path, *_ in REQUESTS])
 async def test_every_api_uses_the_defaults(
-    start: Start,
-    make_backend: MakeBackend,
-    submitted: list[GenerateParameters],
-    path: str,
-    body: dict[str, Any],
-    field: str,
+    start: Start, make_backend: MakeBackend, submitted: Submitted, path: str, body: dict[str, Any], field: str
 ) -> None:
     options: dict[str, Any] = {"repetition_penalty": 1.5}
     requested = {**body, field: options} if field else body | options
-    async with start(backend_with(make_backend, BEAMS, chat=CHAT)) as running:
-        await running.result(path, body)
-        await running.result(path, requested)
-        assert [(one.num_beams, one.length_penalty, one.max_new_tokens) for one in submitted] == [(4, 0.6, 20)] * 2
-        assert [one.repetition_penalty for one in submitted] == [1.0, 1.5]
-    submitted.clear()
-    async with start(backend_with(make_backend, SAMPLING, chat=CHAT)) as running:
-        await running.result(path, body)
-        await running.result(path, requested)
-        assert [(one.do_sample, one.temperature, one.top_k) for one in submitted] == [(True, 0.7, 5)] * 2
-        assert [one.repetition_penalty for one in submitted] == [1.1, 1.5]
+    beams, sampling = ("num_beams", "length_penalty", "max_new_tokens"), ("do_sample", "temperature", "top_k")
+    for defaults, penalty, names, expected in (
+        (BEAMS, 1.0, beams, (4, 0.6, 20)),
+        (SAMPLING, 1.1, sampling, (True, 0.7, 5)),
+    ):
+        submitted.clear()
+        async with start(backend_with(make_backend, defaults, chat=CHAT)) as running:
+            await running.result(path, body)
+            await running.result(path, requested)
+        assert values(submitted, *names, "repetition_penalty") == [(*expected, penalty), (*expected, 1.5)]
 
 
 async def test_a_stream_does_not_use_beam_search_by_default(
-    start: Start, make_backend: MakeBackend, submitted: list[GenerateParameters]
+    start: Start, make_backend: MakeBackend, submitted: Submitted
 ) -> None:
     async with start(backend_with(make_backend, BEAMS, chat=CHAT)) as running:
         await running.events("/v1/generate", {"inputs": "x", "stream": True})
         await running.events("/v1/completions", {"prompt": "x", "stream": True})
         await running.events("/generate_stream", {"inputs": "x"}, has_end_mark=False)
         await running.events("/v2/models/own/generate_stream", {"text_input": "x"}, has_end_mark=False)
-        assert [(one.num_beams, one.max_new_tokens) for one in submitted] == [(1, 20)] * 4
+        assert values(submitted, "num_beams", "max_new_tokens") == [(1, 20)] * 4
         response = await running.post("/v1/generate", {"inputs": "x", "stream": True, "parameters": {"num_beams": 2}})
         assert response.json()["error"]["code"] == "unsupported_parameter"
 
 
 async def test_the_temperature_of_openai_enables_or_disables_sampling(
-    start: Start, make_backend: MakeBackend, submitted: list[GenerateParameters]
+    start: Start, make_backend: MakeBackend, submitted: Submitted
 ) -> None:
     async with start(backend_with(make_backend, SAMPLING)) as running:
         for fields in ({"temperature": 0}, {"temperature": 0.5}, {"top_p": 0.5, "n": 2}, {"num_beams": 2}):
             await running.result("/v1/completions", {"prompt": "x", **fields})
-    found = [(one.do_sample, one.temperature, one.top_p, one.num_beams) for one in submitted]
-    assert found == [(False, 1, 1, 1), (True, 0.5, 0.9, 1), *[(True, 0.7, 0.5, 1)] * 2, (False, 1, 1, 2)]
+    expected = [(False, 1, 1, 1), (True, 0.5, 0.9, 1), *[(True, 0.7, 0.5, 1)] * 2, (False, 1, 1, 2)]
+    assert values(submitted, "do_sample", "temperature", "top_p", "num_beams") == expected
 
 
-async def test_tgi_can_turn_sampling_off(
-    start: Start, make_backend: MakeBackend, submitted: list[GenerateParameters]
-) -> None:
+async def test_tgi_can_turn_sampling_off(start: Start, make_backend: MakeBackend, submitted: Submitted) -> None:
     async with start(backend_with(make_backend, SAMPLING)) as running:
         for parameters in ({"do_sample": False}, {"temperature": 1.0, "seed": 3}):
             await running.result("/generate", {"inputs": "x", "parameters": parameters})
-    assert [(one.do_sample, one.temperature) for one in submitted] == [(False, 1), (True, 1)]
+    assert values(submitted, "do_sample", "temperature") == [(False, 1), (True, 1)]
 
 
 async def test_a_translation_uses_the_beams_of_the_model(
-    start: Start, make_backend: MakeBackend, submitted: list[GenerateParameters]
+    start: Start, make_backend: MakeBackend, submitted: Submitted
 ) -> None:
     languages = Languages(sources=("en",), targets=("de",))
     async with start(backend_with(make_backend, BEAMS, languages=languages)) as running:
         for alternatives in (None, 1, 5):
             body = {"q": "a dog", "source": "en", "target": "de", "alternatives": alternatives}
             await running.result("/translate", body)
-    assert [(one.num_beams, one.num_return_sequences) for one in submitted] == [(4, 1), (4, 2), (6, 6)]
+    assert values(submitted, "num_beams", "num_return_sequences") == [(4, 1), (4, 2), (6, 6)]
 
 
 async def test_the_defaults_are_shown(start: Start, make_backend: MakeBackend) -> None:

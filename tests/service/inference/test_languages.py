@@ -10,7 +10,6 @@ from sightline.base.bundle import Languages
 from sightline.base.text.languages import find_language, language_name
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.engine.request import GenerateRequest
-from sightline.service.engine.worker import Worker
 from tests.service.conftest import MakeBackend, Running, Start, changed, generate, multilingual_backend
 
 pytestmark = pytest.mark.anyio
@@ -22,46 +21,29 @@ async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Runn
         yield running
 
 
-@pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, GenerateRequest]]:
-    """Return a list that gets the model and each request to its engine."""
-    seen: list[tuple[str, GenerateRequest]] = []
-    submit = Worker.submit
-
-    def note(worker: Worker, model: str, request: Any, on_event: Any) -> Any:
-        if isinstance(request, GenerateRequest):
-            seen.append((model, request))
-        return submit(worker, model, request, on_event)
-
-    monkeypatch.setattr(Worker, "submit", note)
-    return seen
-
-
 @pytest.mark.parametrize(
-    ("source", "target", "source_prefix", "target_prefix"),
+    ("languages", "prefixes"),
     [
-        (None, None, (10,), (30,)),
-        ("de", None, (11,), (30,)),
-        ("de", "en", (20, 11), (31, 32)),
-        ("EN", "zh_Hant", (21, 22, 10), (33,)),
-        ("eng", "zho-Hant", (21, 22, 10), (33,)),
+        ((None, None), ((10,), (30,))),
+        (("de", None), ((11,), (30,))),
+        (("de", "en"), ((20, 11), (31, 32))),
+        (("EN", "zh_Hant"), ((21, 22, 10), (33,))),
+        (("eng", "zho-Hant"), ((21, 22, 10), (33,))),
     ],
 )
 async def test_prefixes_come_before_the_source_and_the_target(
     running: Running,
     tokenizer: TextTokenizer,
     submitted: list[tuple[str, GenerateRequest]],
-    source: str | None,
-    target: str | None,
-    source_prefix: tuple[int, ...],
-    target_prefix: tuple[int, ...],
+    languages: Any,
+    prefixes: Any,
 ) -> None:
-    parameters = {"source_language": source, "target_language": target, "target_prefix": "a", "max_new_tokens": 4}
-    result = await generate(running, ["a dog"], **parameters)
+    names = dict(zip(("source_language", "target_language"), languages, strict=True))
+    result = await generate(running, ["a dog"], **names, target_prefix="a", max_new_tokens=4)
     ((model, request),) = submitted
     assert model == result["model"] == "many"
-    assert request.source_ids == (*source_prefix, *tokenizer.encode("a dog"))
-    assert request.target_prefix == (*target_prefix, *tokenizer.encode("a", add_special_tokens=False))
+    assert request.source_ids == (*prefixes[0], *tokenizer.encode("a dog"))
+    assert request.target_prefix == (*prefixes[1], *tokenizer.encode("a", add_special_tokens=False))
     assert result["usage"]["input_tokens"] == len(request.source_ids)
     # The engine's tokens after the prefix are the result.
     runner = running.backend.runners[0]

@@ -73,6 +73,20 @@ async def test_a_call_with_256_inputs_has_the_outputs_of_each_alone(start: Start
             assert alone.json()["outputs"] == [{**outputs[index], "index": 0}]
 
 
+async def test_a_call_with_many_tokens_leaves_space_for_small_and_other_large_ones(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    """Regression: one call of 1 MB made all others of its model fail for half a minute."""
+    async with start(make_backend(step_s=0.01), max_waiting_tokens=600) as running:
+        large = asyncio.create_task(running.post("/v1/encode", {"inputs": ["a dog x"] * 2048}))
+        admission = running.app.state.service.models["fake"].admission
+        await until(lambda: admission.num_tokens > 0)
+        assert admission.num_tokens <= 600 // 4
+        calls = [running.post("/v1/encode", {"inputs": ["a dog x"] * count}) for count in (1, 1, 1, 64)]
+        responses = [*await asyncio.gather(*calls), await large]
+        assert [response.status_code for response in responses] == [200] * 5
+
+
 async def test_samples_of_all_inputs_count_together(start: Start) -> None:
     parameters = {"do_sample": True, "num_return_sequences": 8, "max_new_tokens": 1}
     body = {"inputs": ["x"] * 2, "parameters": parameters}
@@ -86,7 +100,7 @@ async def test_a_large_call_is_still_subject_to_the_queue_and_its_token_limit(
     start: Start, make_backend: MakeBackend
 ) -> None:
     hang = threading.Event()
-    limits = {"max_waiting_sequences": 512, "max_waiting_tokens": 600}
+    limits = {"max_waiting_sequences": 512, "max_waiting_tokens": 1}
     async with start(make_backend(faults=Faults(hang=hang)), **limits) as running:
         first = asyncio.ensure_future(
             running.post("/v1/generate", {"inputs": "x", "parameters": {"max_new_tokens": 1}})

@@ -1,6 +1,7 @@
-"""`split_sentences` in /v1/generate, and the same in /translate. Over the fake model."""
+"""Sentences of texts, `split_sentences`, and texts that are copied. Over the fake model."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -106,22 +107,133 @@ def warnings_about(*params: str) -> list[dict[str, str]]:
         ("Dr. Smith sleeps.", []),
     ],
 )
-async def test_several_sentences_in_one_text_are_a_warning(
+async def test_several_sentences_in_a_text_that_is_not_split_are_a_warning(
     start: Start, of_sentences: FakeBackend, inputs: Any, params: list[str]
 ) -> None:
     async with start(of_sentences) as running:
-        plain = await generate(running, inputs)
-        assert plain.get("warnings", []) == warnings_about(*params)
-        assert ("warnings" in plain) == bool(params)
+        whole = await generate(running, inputs, top_logprobs=1)
+        assert whole.get("warnings", []) == warnings_about(*params)
+        assert ("warnings" in whole) == bool(params)
         for is_split in (True, False):
-            assert "warnings" not in await generate(running, inputs, split_sentences=is_split)
-        events = await running.events("/v1/generate", {"inputs": inputs, "stream": True})
+            assert "warnings" not in await generate(running, inputs, top_logprobs=1, split_sentences=is_split)
+        body = {"inputs": inputs, "stream": True, "parameters": {"top_logprobs": 1}}
+        events = await running.events("/v1/generate", body)
         assert [one for event in events for one in event.get("warnings", [])] == warnings_about(*params)
-        response = await running.post("/v1/completions", {"model": "fake", "prompt": inputs})
         params = [param.replace("inputs", "prompt") for param in params]
-        assert response.json().get("warnings", []) == warnings_about(*params)
-        events = await running.events("/v1/completions", {"model": "fake", "prompt": inputs, "stream": True})
+        body = {"model": "fake", "prompt": inputs, "logprobs": 0}
+        assert (await running.result("/v1/completions", body)).get("warnings", []) == warnings_about(*params)
+        events = await running.events("/v1/completions", body | {"stream": True})
         assert [one for event in events for one in event.get("warnings", [])] == warnings_about(*params)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"split_sentences": False},
+        *({"top_logprobs": 1}, {"return_attention": True}, {"target_prefix": "Ein"}, {"hidden_source_tokens": [0]}),
+        {"num_beams": 2, "num_return_sequences": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("text", [TEXT, "12!"])
+async def test_texts_that_a_call_needs_as_a_whole_are_not_split(
+    start: Start, of_sentences: FakeBackend, parameters: dict[str, Any], text: str
+) -> None:
+    async with start(of_sentences) as running:
+        outputs = (await generate(running, text, **parameters))["outputs"]
+        assert not any("sentences" in output for output in outputs)
+        is_copied = text == "12!" and not parameters.keys().isdisjoint({"split_sentences", "num_beams"})
+        assert [output["text"] == text for output in outputs] == [is_copied] * len(outputs)
+        assert running.backend.runners[0].num_encodes == (not is_copied)
+        if is_copied:
+            assert [(one["tokens"], one["score"], one["finish_reason"]) for one in outputs] == [([], 0, "eos")] * len(
+                outputs
+            )
+
+
+READS: dict[str, tuple[Any, Callable[[Any], Any]]] = {  # of each API: body for a text, and the text of the response
+    "/v1/generate": (lambda text: {"inputs": text}, lambda body: body["outputs"][0]["text"]),
+    "/v1/completions": (lambda text: {"model": "fake", "prompt": text}, lambda body: body["choices"][0]["text"]),
+    "/generate": (lambda text: {"inputs": text, "parameters": {"details": True}}, lambda body: body["generated_text"]),
+    "/": (lambda text: {"inputs": text}, lambda body: body[0]["generated_text"]),
+    "/api/generate": (lambda text: {"model": "fake", "prompt": text, "stream": False}, lambda body: body["response"]),
+    "/v2/models/fake/generate": (lambda text: {"text_input": text}, lambda body: body["text_output"]),
+    "/v2/models/fake/infer": (
+        lambda text: {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]}]},
+        lambda body: next(one["data"][0] for one in body["outputs"] if one["name"] == "text_output"),
+    ),
+    "/translate": (lambda text: {"q": text, **PAIR}, lambda body: body["translatedText"]),
+}
+STREAMS: dict[str, Callable[[Any], str]] = {  # of each API: new text of an event
+    "/v1/generate": lambda event: event["text"] if "token" in event else "",
+    "/v1/completions": lambda event: event["choices"][0]["text"],
+    "/generate_stream": lambda event: event["token"]["text"],
+    "/": lambda event: event["token"]["text"],
+    "/api/generate": lambda event: event["response"],
+    "/v2/models/fake/generate_stream": lambda event: event["text_output"],
+}
+# A text, and the parts of it that are translated; the others are copied.
+TEXTS = [
+    (TEXT, SENTENCES),
+    ("A dog.", ["A dog."]),
+    ("12! A dog. — 3.\n\nHund?\n***", ["A dog.", "Hund?"]),
+    ("\t— 12 !!\n", []),
+    ("\u200b12", []),
+]
+
+
+@pytest.mark.parametrize("path", READS)
+async def test_every_api_translates_each_sentence_and_copies_what_has_no_letter(
+    start: Start, of_sentences: FakeBackend, path: str
+) -> None:
+    body_of, text_of = READS[path]
+    async with start(of_sentences) as running:
+        for text, sentences in TEXTS:
+            expected, (runner,) = text, running.backend.runners
+            for sentence in sentences:
+                (alone,) = (await generate(running, sentence))["outputs"]
+                expected = expected.replace(sentence, alone["text"])
+            before = runner.num_encodes
+            response = await running.result(path, body_of(text))
+            assert (text_of(response), "warnings" in response) == (expected, False)
+            assert runner.num_encodes - before == bool(sentences)
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_every_stream_joins_the_sentences_in_order(start: Start, of_sentences: FakeBackend, path: str) -> None:
+    body_of, text_of = READS[path.removesuffix("_stream")][0], STREAMS[path]
+    async with start(of_sentences, max_rows=4, max_inputs=3) as running:
+        for text in (*(text for text, _ in TEXTS), "A dog. Two men! " * 5):
+            (whole,) = (await generate(running, text))["outputs"]
+            response = await running.post(path, {**body_of(text), "stream": True})
+            lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
+            events = [json.loads(line) for line in lines if line not in ("", "[DONE]")]
+            assert "".join(map(text_of, events)) == whole["text"]
+
+
+async def test_a_stream_of_sentences_ends_as_the_whole_output(start: Start, of_sentences: FakeBackend) -> None:
+    parameters = {"do_sample": True, "seed": 5, "num_return_sequences": 2, "max_new_tokens": 4}
+    async with start(of_sentences) as running:
+        whole = await generate(running, [TEXT, "a dog", "12"], **parameters)
+        body = {"inputs": [TEXT, "a dog", "12"], "parameters": parameters, "stream": True}
+        events = await running.events("/v1/generate", body)
+        ends = {(one["index"], one["rank"]): one for one in events if "finish_reason" in one}
+        for output in whole["outputs"]:
+            end = ends.pop((output["index"], output["rank"]))
+            for field in ("text", "finish_reason", "seed"):
+                assert end[field] == output[field]
+            assert end["score"] == pytest.approx(output["score"])
+            tokens = [one["token"]["id"] for one in events if "token" in one and one["index"] == output["index"]]
+            assert not output["tokens"] or set(tokens) >= {token["id"] for token in output["tokens"]}
+            assert end["usage"]["output_tokens"] == len(output["tokens"])
+        assert not ends
+
+
+async def test_a_model_that_does_not_translate_reads_every_text(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend()) as running:
+        for text in (TEXT, "12"):
+            (output,) = (await generate(running, text))["outputs"]
+            assert (output["text"] != text, "sentences" in output, bool(output["tokens"])) == (True, False, True)
 
 
 async def test_the_sentences_of_long_texts_are_counted_in_a_thread(
@@ -137,7 +249,8 @@ async def test_the_sentences_of_long_texts_are_counted_in_a_thread(
     async with start(of_sentences) as running:
         for limit in (100, 10):
             monkeypatch.setattr("sightline.service.inference.call.INLINE_CHARACTERS", limit)
-            assert (await generate(running, "A dog. A man!"))["warnings"] == warnings_about("inputs")
+            whole = await generate(running, "A dog. A man!", top_logprobs=1)
+            assert whole["warnings"] == warnings_about("inputs")
     assert [one == threading.get_ident() for one in threads] == [True, False]
 
 
@@ -270,7 +383,7 @@ async def test_a_sentence_that_fails_ends_the_call(
 ) -> None:
     poison = tokenizer.encode("~")[1]
     async with start(translating(faults=Faults(nan_id=poison)), max_inputs=2) as running:
-        body = {"inputs": "A dog.\n~\n" + "A man.\n" * 60, "parameters": {"split_sentences": True}}
+        body = {"inputs": "A dog.\nx ~\n" + "A man.\n" * 60, "parameters": {"split_sentences": True}}
         assert (await running.post("/v1/generate", body)).json()["error"]["code"] == "internal"
         await until(lambda: running.backend.num_busy == 0)
         admission = running.app.state.service.models["fake"].admission
@@ -312,6 +425,6 @@ async def test_openapi_describes_the_parameter(start: Start) -> None:
     async with start() as running:
         schemas = (await running.client.get("/openapi.json")).json()["components"]["schemas"]
     field = schemas["GenerateParameters"]["properties"]["split_sentences"]
-    assert (field["type"], field["default"]) == ("boolean", False)
+    assert (field["anyOf"][0]["type"], "default" in field) == ("boolean", False)
     assert field["description"].startswith("Translate each sentence of the inputs, and join the translations")
     assert "split_sentences" not in schemas["InferParameters"]["properties"]

@@ -91,13 +91,7 @@ def running_total(
 ) -> OnnxRunner:
     """Rows with the graphs of `write_graphs`."""
     states = (
-        State(
-            input="from_source",
-            output="from_source_out",
-            init="encoder",
-            encoder_output="source_sum",
-            shape=(1,),
-        ),
+        State(input="from_source", output="from_source_out", init="encoder", encoder_output="source_sum", shape=(1,)),
         State(input="from_zero", output="from_zero_out", init="zeros", shape=(1,)),
         State(input="hidden_state", init="encoder", encoder_output="hidden", shape=("source",)),
         State(input="read", output="read_out", init="zeros", shape=("target",)),

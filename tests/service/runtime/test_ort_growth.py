@@ -105,11 +105,7 @@ def test_a_row_is_moved_and_forked_after_a_growth_as_before(runner: OnnxRunner) 
     runner.fork([2], [1], [slice(70)])
     given = step(runner, [5, 6, 7], SHOWN, position=70)
     targets = [row[:71] for row in given["read_shown"]]
-    assert targets == [
-        [*range(400, 470), 5],
-        [*range(300, 370), 6],
-        [*range(300, 370), 7],
-    ]
+    assert targets == [[*range(400, 470), 5], [*range(300, 370), 6], [*range(300, 370), 7]]
     assert [row[:70] for row in given["source_shown"]] == [[4] * 70, [2] * 70, [3] * 70]
 
 

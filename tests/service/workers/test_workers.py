@@ -157,9 +157,7 @@ def test_limits_of_connections_hold_for_all_workers_and_a_second_signal_ends_the
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
-def test_a_worker_that_is_killed_is_replaced_and_only_its_requests_fail_or_given_up_after_three_times(
-    run: Run,
-) -> None:
+def test_a_worker_that_is_killed_is_replaced_and_only_its_requests_fail_or_given_up_after_three_times(run: Run) -> None:
     with run() as service:
         service.wait_ready()
         with Load(service) as load:
@@ -210,6 +208,69 @@ def test_sighup_replaces_all_workers_and_reads_the_bundles_again_and_they_end_if
         workers = service.workers
         service.process.kill()
         wait_until(lambda: not any(_runs(pid) for pid in workers))
+
+
+def wait_logged(service: WorkerService, message: str) -> None:
+    wait_until(lambda: bool(service.logged(message)))
+
+
+def weights_of(service: WorkerService, name: str) -> Path:
+    return max((service.folder / name).iterdir(), key=lambda path: path.stat().st_size)
+
+
+def test_a_damaged_bundle_costs_no_model_that_works_and_one_that_changes_in_place_only_itself(run: Run) -> None:
+    with run(copies=("one", "two"), default_model="one") as service:
+        service.wait_ready()
+        weights = weights_of(service, "two")
+        content = weights.read_bytes()
+        for data, message in ((b"damaged", "no other is replaced"), (content, "replaced the workers")):
+            beside = weights.with_name("beside")
+            beside.write_bytes(data)
+            beside.replace(weights)
+            service.process.send_signal(signal.SIGHUP)
+            wait_logged(service, message)
+            assert states(service) == [{"one": "ready", "two": "ready"}] * 4
+        (reason,) = service.logged("cannot serve the models of the others")
+        assert "two would be lost, because two cannot be served; repair it first" in reason["message"]
+        weights.write_bytes(b"")  # in place: its pages are gone
+        with pytest.raises((OSError, http.client.HTTPException)):
+            service.ask("/v1/generate", GENERATE | {"model": "two"})
+        wait_until(lambda: bool(service.logged("two is not served any more")))
+        wait_until(lambda: len(service.workers) == 2 and states(service) == [{"one": "ready"}] * 4)
+        assert "overwritten or truncated in place" in service.logged("SIGBUS")[0]["message"]
+        assert "SIGBUS" in service.logged("a new one starts")[0]["message"]
+        assert service.ask("/v1/generate", GENERATE)[0] == 200
+
+
+def test_a_service_of_one_process_says_that_a_file_was_changed_in_place(run: Run) -> None:
+    with run(workers=1) as service:
+        service.wait_ready()
+        weights_of(service, "toy").write_bytes(b"")
+        with pytest.raises((OSError, http.client.HTTPException)):
+            service.ask("/v1/generate", GENERATE)
+        assert service.process.wait(60) == -signal.SIGBUS
+        wait_until(lambda: bool(service.logged("overwritten or truncated in place")))
+
+
+def test_a_worker_that_hangs_is_replaced_and_metrics_and_model_control_do_not_wait(run: Run) -> None:
+    """It takes as long as a worker may be silent."""
+    settings = {"default_model": "one", "model_control": "explicit"}
+    with run(copies=("one", "two"), **settings) as service, contextlib.ExitStack() as stack:
+        service.wait_ready()
+        of_worker: dict[int, http.client.HTTPConnection] = {}
+        for count in (1, 2):
+            connection = stack.enter_context(contextlib.closing(service.connect()))
+            assert service.ask("/v1/models", None, connection)[0] == 200
+            wait_until(lambda count=count: len(service.logged("request")) == count)  # type: ignore[misc]
+            of_worker[service.logged("request")[-1]["worker"]] = connection
+        of_other = of_worker[2]
+        victim = service.workers[0]
+        os.kill(victim, signal.SIGSTOP)
+        assert service.ask("/metrics", None, of_other)[0] == 200
+        assert service.ask("/v2/repository/models/two/unload", {}, of_other)[0] == 200
+        wait_until(lambda: victim not in service.workers and service.ask("/health/ready")[0] == 200)
+        assert "worker 1 has shown no sign of life" in service.logged("no sign of life")[0]["message"]
+        wait_until(lambda: len(service.logged("serving")) == 3 and states(service) == [{"one": "ready"}] * 4)
 
 
 def _runs(pid: int) -> bool:
@@ -349,8 +410,8 @@ def test_a_wrong_number_of_workers_is_an_error(workers: str) -> None:
 
 
 def test_quotas_hold_for_all_workers_and_administrators_have_their_own_port(run: Run, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.json"
-    secret, other = add_key(keys, "a", "use", Quota(requests_per_minute=4)), add_key(keys, "admin", "admin")
+    keys, others = tmp_path / "keys.json", {"tokens_per_minute": 10_000, "concurrent_sequences": 1}
+    secret, other = add_key(keys, "a", "use", Quota(requests_per_minute=4, **others)), add_key(keys, "admin", "admin")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with run(keys=keys, admin_address=f"127.0.0.1:{port}") as service:
