@@ -43,7 +43,6 @@ from sightline.export.sources.firefox.marian_binary import open_marian, read_fil
 from sightline.export.sources.firefox.shortlist import Shortlist, parse_shortlist
 from sightline.export.sources.generation_settings import GenerationSettings, after_forced_tokens, read_generation
 from sightline.export.sources.opened_checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
-from sightline.export.sources.packed import packed_format
 from sightline.export.sources.reranker import read_reranker
 from sightline.export.sources.run_folder import RECORD, read_record
 from sightline.export.sources.sentence_transformers import SentenceOptions, read_sentence_options
@@ -88,8 +87,6 @@ class Described:
     weights: Weights | None = None
     recurrent: "RecurrentModel | None" = None
     config: Config | None = None  # of a Hugging Face folder
-    tensors: Tensors | None = None  # all tensors, None for a recurrent model
-    quantized: str | None = None  # format of weights that were quantized
     languages: Languages | None = None
     training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None
@@ -115,8 +112,8 @@ def build(described: Described, file: WeightFile) -> Graphs:
     graphs = build_graphs(described.model, described.weights, file)
     if described.config is not None:
         described.config.check_all_read()
-    if described.tensors is not None:
-        described.tensors.check_all_read()
+    if described.weights is not None:
+        described.weights.tensors.check_all_read()
     return graphs
 
 
@@ -257,8 +254,6 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         model=model,
         weights=weights,
         config=folder.config,
-        tensors=weights.tensors,
-        quantized=None if (packing := packed_format(folder.config)) is None else str(packing),
         languages=languages,
         training_unit=family.training_unit,
         generation=generation.defaults,
@@ -474,7 +469,6 @@ def _described_firefox(folder: FolderFiles, options: ExportOptions) -> Iterator[
             **_files(tokenizers),
             model=model,
             weights=weights,
-            tensors=tensors,
             languages=None if pair is None else Languages(sources=pair[:1], targets=pair[1:]),
             training_unit="sentence",  # Firefox itself splits the text of a page into sentences
             generation=generation.defaults,

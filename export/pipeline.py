@@ -108,7 +108,6 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
         replacing(export.bundle) as folder,
         described(checkpoint, options) as model,
     ):
-        provenance = replace(export.provenance, quantized=export.provenance.quantized or model.quantized)
         num_bytes = model.parameters * FLOAT32_BYTES
         _check_resources(num_bytes, folder)
         begin_step(f"building and checking the graphs of {path}", 4 * num_bytes, CHECK_SPEED, is_first=False)
@@ -116,16 +115,16 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
             WeightFile(folder / WEIGHTS, options.half_weights) as weights,
             tqdm(desc="exporting", total=num_bytes, unit="B", unit_scale=True, disable=None, file=stream) as bar,
         ):
-            if model.tensors is not None:
+            if model.weights is not None:
                 # A tensor may be read twice.
-                model.tensors.on_read = lambda count: bar.update(min(count, num_bytes - bar.n))
+                model.weights.tensors.on_read = lambda count: bar.update(min(count, num_bytes - bar.n))
             graphs = build(model, weights)
         if metadata.training_unit == "sentence" and (graphs.encoder is None or graphs.decoder is None):
             raise UsageError(
                 "--unit sentence is only for encoder-decoder models, whose texts can be split into sentences; leave it "
                 "out"
             )
-        origin = _origin(export, model, provenance, checkpoint)
+        origin = _origin(export, model, checkpoint)
         manifest = write_model(folder, model, graphs, metadata, options, origin)
         if options.task is not None and options.task not in manifest.tasks:
             raise UsageError(
@@ -138,7 +137,7 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
         manifest = manifest.model_copy(update=results)
         write_manifest(folder, manifest)
     end_step()
-    notes = (*model.notes, *provenance.notes, *_quantized_note(provenance), *_memory_note(manifest))
+    notes = (*model.notes, *export.provenance.notes, *_quantized_note(export.provenance), *_memory_note(manifest))
     return Exported(manifest, notes, _peak_bytes(), checked.peak_bytes)
 
 
@@ -195,10 +194,11 @@ def _quantized_note(provenance: Provenance) -> list[str]:
     ]
 
 
-def _origin(export: Export, model: Described, provenance: Provenance, checkpoint: FolderFiles) -> Origin | None:
+def _origin(export: Export, model: Described, checkpoint: FolderFiles) -> Origin | None:
     """Return the origin of a model that others trained, None for a training run."""
     if export.kind == "training":
         return None
+    provenance = export.provenance
     return Origin(
         kind="firefox" if export.kind == "firefox" else "huggingface",
         family=model.family,
