@@ -164,7 +164,6 @@ def _describe_run(run: TrainingRun) -> Described:
         model=model,
         weights=weights,
         recurrent=recurrent,
-        tensors=None if is_recurrent else run.tensors,
         # The only task of an encoder-decoder is translation, of a corpus of sentences.
         training_unit="sentence" if generates and not is_causal else "text",
         chat=chat,
