@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -38,9 +37,8 @@ from sightline.export.graphs.model import Graphs, build_graphs
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import ExportOptions
 from sightline.export.sources.chat_parts import convert, read_chat_template
-from sightline.export.sources.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_files, read_metadata
+from sightline.export.sources.firefox import FirefoxFiles, find_firefox_files, read_metadata
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
-from sightline.export.sources.firefox.shortlist import Shortlist, parse_shortlist
 from sightline.export.sources.generation_settings import GenerationSettings, after_forced_tokens, read_generation
 from sightline.export.sources.opened_checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
 from sightline.export.sources.reranker import read_reranker
@@ -445,17 +443,13 @@ def _languages(
 def _described_firefox(folder: FolderFiles, options: ExportOptions) -> Iterator[Described]:
     """Describe a Firefox translation model, whose tensors can be read within the context."""
     files = find_firefox_files(folder.path)
-    used = [*files.required, *([files.shortlist] if options.shortlist and files.shortlist else [])]
-    paths = {path.name: folder.locate(path.name) for path in used}
+    paths = {path.name: folder.locate(path.name) for path in files.paths}
     folder.files |= {name: sha256_of(path) for name, path in paths.items() if path is not None}
     with open_marian(files.model) as marian:
         stored = {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
         tensors = Tensors(stored, str(files.model))
         model, weights = firefox.describe(marian.config, tensors, str(files.model), options.max_tokens)
-        sizes = firefox.vocabulary_sizes(model)
-        if options.shortlist:
-            model = replace(model, shortlist=_read_shortlist(folder.path, files, sizes))
-        tokenizers = _firefox_tokenizers(files, sizes)
+        tokenizers = _firefox_tokenizers(files, firefox.vocabulary_sizes(model))
         metadata = read_metadata(folder, files)
         generation = firefox.generation(model, tokenizers.target.token_to_id("<unk>"))
         pair = metadata.languages or files.source_and_target
@@ -489,19 +483,3 @@ def _firefox_tokenizers(files: FirefoxFiles, sizes: tuple[int, int]) -> Converte
                 "belong to different models: download both again"
             )
     return ConvertedTokenizers(source, target, {})
-
-
-def _read_shortlist(folder: Path, files: FirefoxFiles, sizes: tuple[int, int]) -> Shortlist:
-    """Read the shortlist of a model with these sizes of its source and target vocabulary."""
-    if files.shortlist is None:
-        raise ImportFailedError(
-            f"{folder} has no shortlist {SHORTLIST_FILE.format(files.languages)}; download it to the folder, or import "
-            "without --shortlist"
-        )
-    return parse_shortlist(
-        read_file(files.shortlist),
-        str(files.shortlist),
-        source_size=sizes[0],
-        target_size=sizes[1],
-        is_shared=files.source_vocabulary == files.target_vocabulary,
-    )

@@ -142,19 +142,9 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
 
 
 def _check_options(export: Export) -> None:
-    """Check that the options suit the kind of the source.
-
-    Only a Firefox model has a shortlist, and it has no config.json.
-    """
+    """Check that the options suit the kind of the source."""
     if export.options.ignored_keys and export.kind == "firefox":
         raise UsageError(f"{export.checkpoint} is a Firefox model, which has no config.json; leave out --ignore-key")
-    if export.options.shortlist and export.kind != "firefox":
-        reason = (
-            "is a training run, and only Firefox translation models have"
-            if export.kind == "training"
-            else "is not a Firefox translation model, and only those have"
-        )
-        raise UsageError(f"{export.checkpoint} {reason} a shortlist; leave out --shortlist")
 
 
 def verify_bundle(
@@ -174,7 +164,6 @@ def verify_bundle(
         options,
         max_tokens=manifest.limits.max_source_tokens,
         task="rerank" if manifest.pair_template is not None else None,
-        shortlist=any(state.input == "shortlist" for state in manifest.states),
         half_weights=manifest.half_weights,
         ignored_keys=() if manifest.origin is None else manifest.origin.ignored_keys,
     )

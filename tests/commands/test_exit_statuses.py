@@ -94,7 +94,6 @@ TABLE = [
     ("sightline export {checkpoint} --out {tmp}/out --name no/slash", 2),
     ("sightline export {checkpoint} --out {tmp}/out --languages x1 2", 2),
     ("sightline export {checkpoint} --out {tmp}/out --sentences {tmp}/no", 2),
-    ("sightline export {checkpoint} --out {tmp}/out --shortlist", 2),
     ("sightline export {checkpoint} --out {checkpoint}", 2),
     ("sightline verify {tmp}/no --checkpoint {checkpoint}", 2),
     ("sightline align {tmp}/no", 2),
