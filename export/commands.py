@@ -13,15 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from sightline.base.bundle import (
-    Alignment,
-    BundleError,
-    Manifest,
-    Quantization,
-    Verification,
-    read_bundle,
-    read_manifest,
-)
+from sightline.base.bundle import Alignment, BundleError, Manifest, Quantization, Verification
+from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export.card import CARD, write_card
 from sightline.export.convert.conversions import Text, half_bundle, pack_bundle, quantize_bundle

@@ -25,8 +25,8 @@ from sightline.base.bundle import (
     SentenceEmbedding,
     Tokens,
     TrainingUnit,
-    sha256_of,
 )
+from sightline.base.bundle_files import sha256_of
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.export.families import firefox, trained
 from sightline.export.families.description import Description

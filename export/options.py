@@ -10,16 +10,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 from pydantic import Field, ValidationError
 
-from sightline.base.bundle import (
-    BundleError,
-    ChatTemplate,
-    Languages,
-    LayerGroup,
-    QuantScheme,
-    Task,
-    TrainingUnit,
-    read_manifest,
-)
+from sightline.base.bundle import BundleError, ChatTemplate, Languages, LayerGroup, QuantScheme, Task, TrainingUnit
+from sightline.base.bundle_files import read_manifest
 from sightline.base.errors import UsageError
 from sightline.base.options import Options, Shown
 

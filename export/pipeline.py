@@ -29,7 +29,8 @@ from typing import TextIO
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from sightline.base.bundle import Alignment, BundleError, Manifest, Origin, Verification, write_manifest
+from sightline.base.bundle import Alignment, BundleError, Manifest, Origin, Verification
+from sightline.base.bundle_files import write_manifest
 from sightline.base.errors import UsageError
 from sightline.base.machine import available_memory
 from sightline.export.describe import Described, build, described

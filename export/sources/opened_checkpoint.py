@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.base.bundle import sha256_of
+from sightline.base.bundle_files import sha256_of
 from sightline.base.errors import UsageError
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import Kind

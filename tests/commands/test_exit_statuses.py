@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sightline.__main__ import COMMANDS
-from sightline.base.bundle import read_manifest, write_manifest
+from sightline.base.bundle_files import read_manifest, write_manifest
 from sightline.model.data.records import TASK_NAMES
 
 PROGRAMS = {"sightline": "sightline", "service": "sightline.service", "bench": "lab.bench", "zoo": "lab.zoo"}

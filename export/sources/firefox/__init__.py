@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from sightline.base.bundle import sha256_of
+from sightline.base.bundle_files import sha256_of
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.firefox.marian_binary import read_file
 from sightline.export.sources.opened_checkpoint import FolderFiles

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from sightline.base.bundle import Manifest, Origin, read_bundle
+from sightline.base.bundle import Manifest, Origin
+from sightline.base.bundle_files import read_bundle
 from sightline.export.check.sessions import Sessions, onnx_steps, open_sessions
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata, ExportOptions
