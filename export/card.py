@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sightline.base.bundle import Manifest, read_manifest
+from sightline.base.bundle import Manifest
+from sightline.base.bundle_files import read_manifest
 from sightline.export.sources.run_folder import Metric, RunRecord
 
 CARD = "MODEL_CARD.md"

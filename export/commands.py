@@ -13,15 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from sightline.base.bundle import (
-    Alignment,
-    BundleError,
-    Manifest,
-    Quantization,
-    Verification,
-    read_bundle,
-    read_manifest,
-)
+from sightline.base.bundle import Alignment, BundleError, Manifest, Quantization, Verification
+from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export.card import CARD, write_card
 from sightline.export.convert.conversions import Text, half_bundle, pack_bundle, quantize_bundle
@@ -145,14 +138,13 @@ def export_folder(
     bits = options.bits or (8 if _has_8_bits(kind, provenance) and not is_half else FLOAT32_BITS)
     if is_half and bits != FLOAT32_BITS:
         raise UsageError(f"--bits {bits} cannot be combined with --half-weights; leave out one of them")
-    shortlist = isinstance(options, CheckpointOptions) and options.shortlist
     if kind == "training":
         assert isinstance(options, RunOptions)  # a download is no training run
-        export = _export_of_run(checkpoint, out, metadata, options, shortlist)
+        export = _export_of_run(checkpoint, out, metadata, options)
     else:
         languages = metadata.languages if options.languages else None
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
-        changes = ExportOptions(options.max_tokens, options.task, shortlist, ignored_keys=options.ignore_key)
+        changes = ExportOptions(options.max_tokens, options.task, ignored_keys=options.ignore_key)
         export = Export(checkpoint, out, metadata, changes, kind, provenance, (cache or hub_cache(),))
     return _write(export, bits, is_default=options.bits is None)
 
@@ -238,18 +230,14 @@ def _report(bundle: Path, exported: Exported) -> Verification | Quantization:
     return record
 
 
-def _export_of_run(
-    checkpoint: Path, bundle: Path, metadata: BundleMetadata, options: RunOptions, shortlist: bool = False
-) -> Export:
+def _export_of_run(checkpoint: Path, bundle: Path, metadata: BundleMetadata, options: RunOptions) -> Export:
     """Return the export of a training run, which is checked with the sentences that it can read."""
     path = options.sentences or DEFAULT_SENTENCES
     numbered = numbered_sentences(path)
     config, tokenizer = load_parts(checkpoint)
     lengths = _lengths(numbered, tokenizer)
     sentences = tuple(_drop_too_long(config.max_positions, numbered, lengths, path, "--sentences"))
-    changes = ExportOptions(
-        shortlist=shortlist, half_weights=options.half_weights, sentences=sentences, tolerance=options.tolerance
-    )
+    changes = ExportOptions(half_weights=options.half_weights, sentences=sentences, tolerance=options.tolerance)
     return Export(checkpoint, bundle, metadata, changes, "training")
 
 

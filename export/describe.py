@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -26,8 +25,8 @@ from sightline.base.bundle import (
     SentenceEmbedding,
     Tokens,
     TrainingUnit,
-    sha256_of,
 )
+from sightline.base.bundle_files import sha256_of
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.export.families import firefox, trained
 from sightline.export.families.description import Description
@@ -38,12 +37,10 @@ from sightline.export.graphs.model import Graphs, build_graphs
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import ExportOptions
 from sightline.export.sources.chat_parts import convert, read_chat_template
-from sightline.export.sources.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_files, read_metadata
+from sightline.export.sources.firefox import FirefoxFiles, find_firefox_files, read_metadata
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
-from sightline.export.sources.firefox.shortlist import Shortlist, parse_shortlist
 from sightline.export.sources.generation_settings import GenerationSettings, after_forced_tokens, read_generation
 from sightline.export.sources.opened_checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
-from sightline.export.sources.packed import packed_format
 from sightline.export.sources.reranker import read_reranker
 from sightline.export.sources.run_folder import RECORD, read_record
 from sightline.export.sources.sentence_transformers import SentenceOptions, read_sentence_options
@@ -88,8 +85,6 @@ class Described:
     weights: Weights | None = None
     recurrent: "RecurrentModel | None" = None
     config: Config | None = None  # of a Hugging Face folder
-    tensors: Tensors | None = None  # all tensors, None for a recurrent model
-    quantized: str | None = None  # format of weights that were quantized
     languages: Languages | None = None
     training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None
@@ -115,8 +110,8 @@ def build(described: Described, file: WeightFile) -> Graphs:
     graphs = build_graphs(described.model, described.weights, file)
     if described.config is not None:
         described.config.check_all_read()
-    if described.tensors is not None:
-        described.tensors.check_all_read()
+    if described.weights is not None:
+        described.weights.tensors.check_all_read()
     return graphs
 
 
@@ -167,7 +162,6 @@ def _describe_run(run: TrainingRun) -> Described:
         model=model,
         weights=weights,
         recurrent=recurrent,
-        tensors=None if is_recurrent else run.tensors,
         # The only task of an encoder-decoder is translation, of a corpus of sentences.
         training_unit="sentence" if generates and not is_causal else "text",
         chat=chat,
@@ -257,8 +251,6 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         model=model,
         weights=weights,
         config=folder.config,
-        tensors=weights.tensors,
-        quantized=None if (packing := packed_format(folder.config)) is None else str(packing),
         languages=languages,
         training_unit=family.training_unit,
         generation=generation.defaults,
@@ -451,17 +443,13 @@ def _languages(
 def _described_firefox(folder: FolderFiles, options: ExportOptions) -> Iterator[Described]:
     """Describe a Firefox translation model, whose tensors can be read within the context."""
     files = find_firefox_files(folder.path)
-    used = [*files.required, *([files.shortlist] if options.shortlist and files.shortlist else [])]
-    paths = {path.name: folder.locate(path.name) for path in used}
+    paths = {path.name: folder.locate(path.name) for path in files.paths}
     folder.files |= {name: sha256_of(path) for name, path in paths.items() if path is not None}
     with open_marian(files.model) as marian:
         stored = {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
         tensors = Tensors(stored, str(files.model))
         model, weights = firefox.describe(marian.config, tensors, str(files.model), options.max_tokens)
-        sizes = firefox.vocabulary_sizes(model)
-        if options.shortlist:
-            model = replace(model, shortlist=_read_shortlist(folder.path, files, sizes))
-        tokenizers = _firefox_tokenizers(files, sizes)
+        tokenizers = _firefox_tokenizers(files, firefox.vocabulary_sizes(model))
         metadata = read_metadata(folder, files)
         generation = firefox.generation(model, tokenizers.target.token_to_id("<unk>"))
         pair = metadata.languages or files.source_and_target
@@ -474,7 +462,6 @@ def _described_firefox(folder: FolderFiles, options: ExportOptions) -> Iterator[
             **_files(tokenizers),
             model=model,
             weights=weights,
-            tensors=tensors,
             languages=None if pair is None else Languages(sources=pair[:1], targets=pair[1:]),
             training_unit="sentence",  # Firefox itself splits the text of a page into sentences
             generation=generation.defaults,
@@ -496,19 +483,3 @@ def _firefox_tokenizers(files: FirefoxFiles, sizes: tuple[int, int]) -> Converte
                 "belong to different models: download both again"
             )
     return ConvertedTokenizers(source, target, {})
-
-
-def _read_shortlist(folder: Path, files: FirefoxFiles, sizes: tuple[int, int]) -> Shortlist:
-    """Read the shortlist of a model with these sizes of its source and target vocabulary."""
-    if files.shortlist is None:
-        raise ImportFailedError(
-            f"{folder} has no shortlist {SHORTLIST_FILE.format(files.languages)}; download it to the folder, or import "
-            "without --shortlist"
-        )
-    return parse_shortlist(
-        read_file(files.shortlist),
-        str(files.shortlist),
-        source_size=sizes[0],
-        target_size=sizes[1],
-        is_shared=files.source_vocabulary == files.target_vocabulary,
-    )

@@ -6,7 +6,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from sightline.base.bundle import SCHEMA_VERSION, Manifest, Origin, record_files
+from sightline.base.bundle import SCHEMA_VERSION, Manifest, Origin
+from sightline.base.bundle_files import record_files
 from sightline.export.describe import Described
 from sightline.export.graphs.model import Graphs
 from sightline.export.import_errors import ImportFailedError

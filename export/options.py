@@ -10,16 +10,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 from pydantic import Field, ValidationError
 
-from sightline.base.bundle import (
-    BundleError,
-    ChatTemplate,
-    Languages,
-    LayerGroup,
-    QuantScheme,
-    Task,
-    TrainingUnit,
-    read_manifest,
-)
+from sightline.base.bundle import BundleError, ChatTemplate, Languages, LayerGroup, QuantScheme, Task, TrainingUnit
+from sightline.base.bundle_files import read_manifest
 from sightline.base.errors import UsageError
 from sightline.base.options import Options, Shown
 
@@ -76,7 +68,6 @@ class ExportOptions:
 
     max_tokens: int | None = None  # lower limit of positions than the checkpoint's; T5 can have a higher one
     task: str | None = None  # a task that the model must be able to do
-    shortlist: bool = False  # restrict a Firefox model to its shortlist
     half_weights: bool = False  # round matrices of a training run to float16; computation stays float32
     sentences: tuple[str, ...] = ()  # source sentences for the check of a training run
     tolerance: float | None = None  # largest difference from the reference; None: derived from float32 rounding
@@ -175,9 +166,6 @@ class CheckpointOptions(RunOptions, ImportOptions):
     """folder to write or replace"""
     kind: Kind | None = None
     """kind of the checkpoint (default: recognised by its files)"""
-    shortlist: bool = False
-    """restrict each translation of a Firefox model to frequent tokens and likely translations of
-    its source, as Firefox does (default: all tokens are possible)"""
 
 
 class GetOptions(ImportOptions):

@@ -29,7 +29,8 @@ from typing import TextIO
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from sightline.base.bundle import Alignment, BundleError, Manifest, Origin, Verification, write_manifest
+from sightline.base.bundle import Alignment, BundleError, Manifest, Origin, Verification
+from sightline.base.bundle_files import write_manifest
 from sightline.base.errors import UsageError
 from sightline.base.machine import available_memory
 from sightline.export.describe import Described, build, described
@@ -108,7 +109,6 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
         replacing(export.bundle) as folder,
         described(checkpoint, options) as model,
     ):
-        provenance = replace(export.provenance, quantized=export.provenance.quantized or model.quantized)
         num_bytes = model.parameters * FLOAT32_BYTES
         _check_resources(num_bytes, folder)
         begin_step(f"building and checking the graphs of {path}", 4 * num_bytes, CHECK_SPEED, is_first=False)
@@ -116,16 +116,16 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
             WeightFile(folder / WEIGHTS, options.half_weights) as weights,
             tqdm(desc="exporting", total=num_bytes, unit="B", unit_scale=True, disable=None, file=stream) as bar,
         ):
-            if model.tensors is not None:
+            if model.weights is not None:
                 # A tensor may be read twice.
-                model.tensors.on_read = lambda count: bar.update(min(count, num_bytes - bar.n))
+                model.weights.tensors.on_read = lambda count: bar.update(min(count, num_bytes - bar.n))
             graphs = build(model, weights)
         if metadata.training_unit == "sentence" and (graphs.encoder is None or graphs.decoder is None):
             raise UsageError(
                 "--unit sentence is only for encoder-decoder models, whose texts can be split into sentences; leave it "
                 "out"
             )
-        origin = _origin(export, model, provenance, checkpoint)
+        origin = _origin(export, model, checkpoint)
         manifest = write_model(folder, model, graphs, metadata, options, origin)
         if options.task is not None and options.task not in manifest.tasks:
             raise UsageError(
@@ -138,24 +138,14 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
         manifest = manifest.model_copy(update=results)
         write_manifest(folder, manifest)
     end_step()
-    notes = (*model.notes, *provenance.notes, *_quantized_note(provenance), *_memory_note(manifest))
+    notes = (*model.notes, *export.provenance.notes, *_quantized_note(export.provenance), *_memory_note(manifest))
     return Exported(manifest, notes, _peak_bytes(), checked.peak_bytes)
 
 
 def _check_options(export: Export) -> None:
-    """Check that the options suit the kind of the source.
-
-    Only a Firefox model has a shortlist, and it has no config.json.
-    """
+    """Check that the options suit the kind of the source."""
     if export.options.ignored_keys and export.kind == "firefox":
         raise UsageError(f"{export.checkpoint} is a Firefox model, which has no config.json; leave out --ignore-key")
-    if export.options.shortlist and export.kind != "firefox":
-        reason = (
-            "is a training run, and only Firefox translation models have"
-            if export.kind == "training"
-            else "is not a Firefox translation model, and only those have"
-        )
-        raise UsageError(f"{export.checkpoint} {reason} a shortlist; leave out --shortlist")
 
 
 def verify_bundle(
@@ -175,7 +165,6 @@ def verify_bundle(
         options,
         max_tokens=manifest.limits.max_source_tokens,
         task="rerank" if manifest.pair_template is not None else None,
-        shortlist=any(state.input == "shortlist" for state in manifest.states),
         half_weights=manifest.half_weights,
         ignored_keys=() if manifest.origin is None else manifest.origin.ignored_keys,
     )
@@ -195,10 +184,11 @@ def _quantized_note(provenance: Provenance) -> list[str]:
     ]
 
 
-def _origin(export: Export, model: Described, provenance: Provenance, checkpoint: FolderFiles) -> Origin | None:
+def _origin(export: Export, model: Described, checkpoint: FolderFiles) -> Origin | None:
     """Return the origin of a model that others trained, None for a training run."""
     if export.kind == "training":
         return None
+    provenance = export.provenance
     return Origin(
         kind="firefox" if export.kind == "firefox" else "huggingface",
         family=model.family,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import onnx
 
-from sightline.base.bundle import MANIFEST, BundleError, Graph, read_manifest
+from sightline.base.bundle import MANIFEST, BundleError, Graph
+from sightline.base.bundle_files import read_manifest
 from sightline.base.errors import UsageError
 from sightline.export.graphs.model import Graphs
 from sightline.export.import_errors import ImportFailedError

@@ -38,7 +38,6 @@ from sightline.model.data.tokenizer_training import adapt_tokenizer, read_tokeni
 from sightline.model.precision import default_device
 from sightline.model.training.classification import CLASSIFICATION
 from sightline.model.training.contrastive import ENCODER
-from sightline.model.training.display import check_tensorboard
 from sightline.model.training.folder import RunFolder, locked
 from sightline.model.training.language_model import LANGUAGE_MODEL
 from sightline.model.training.options import (
@@ -102,8 +101,6 @@ def _train(task: TaskName, data: Path, run: Path, options: Mapping[str, Value], 
     is_resumed = folder.state.exists()
     stored = _stored_options(folder, task) if is_resumed else {}
     values = {**defaults_of(task), **stored, **options}
-    if values["tensorboard"]:
-        check_tensorboard()
     if is_resumed:
         _check_unchanged(folder, task, stored, values)
 
@@ -298,7 +295,7 @@ def _encode(
 
 def _updates_in_time(task: TaskName, prepared: Prepared, recipe: Recipe) -> int:
     """Return how many updates `max_minutes` allow, measured with random weights."""
-    config = dataclasses.replace(recipe.config, tensorboard=False)
+    config = recipe.config
     with TemporaryDirectory() as folder:
         trainer = Trainer(Path(folder), config, TASKS[task], prepared, recipe.model, initialise=lambda model: None)
         _, seconds = trainer.measure_updates(3, time.monotonic)

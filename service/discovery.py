@@ -5,7 +5,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sightline.base.bundle import MANIFEST, BundleError, Manifest, MissingBundleError, check_files, read_manifest
+from sightline.base.bundle import MANIFEST, BundleError, Manifest, MissingBundleError
+from sightline.base.bundle_files import check_files, read_manifest
 from sightline.base.errors import did_you_mean, list_of
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest, Task, check_files
+from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest, Task
+from sightline.base.bundle_files import check_files
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import usable_threads
 from sightline.base.text.sentences import split_sentences

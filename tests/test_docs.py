@@ -16,7 +16,8 @@ from docs.limits import LIMITS
 from lab.bench import report
 from lab.bench.record import RESULTS, read_results
 from sightline import __version__
-from sightline.base.bundle import SCHEMA_VERSION, read_manifest
+from sightline.base.bundle import SCHEMA_VERSION
+from sightline.base.bundle_files import read_manifest
 from sightline.service.api_errors import Limit
 from sightline.service.discovery import find_bundles
 from sightline.service.metrics import Metrics

@@ -41,9 +41,7 @@ from sightline.export.check.reference_encoder import ReferenceEncoder
 from sightline.export.check.sessions import DecoderSession, open_session, padded_sources, zero_states
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
-from sightline.export.graphs.nodes import EXCLUDED
 from sightline.export.import_errors import VerificationError
-from sightline.export.sources.firefox.shortlist import Shortlist
 from sightline.model.float32 import UNIT_ROUNDOFF, max_abs, rounding_error
 
 Array = NDArray[Any]
@@ -404,8 +402,6 @@ def verify(
     for sources, prompts, new_tokens in inputs:
         texts, graph_outputs = GraphRunner(folder, manifest, model).run(sources, prompts, new_tokens)
         exact, limits = rounding_limits(model, weights, texts)
-        if model.shortlist is not None:
-            _check_shortlist(folder, model.shortlist, texts, graph_outputs, exact)
         for name, difference in differences_of(graph_outputs, exact).items():
             differences.setdefault(name.partition(".")[0], []).append((difference, limits[name]))
         numbers = _count_generations(new_tokens, texts, exact, limits)
@@ -459,27 +455,6 @@ def compare_cosines(session: Any, table: Array) -> Difference:
         largest = float(np.maximum(largest, max_abs(difference)))  # keeps NaN
     # Both lengths and the product are sums of `width` terms whose squares add up to at most 1.
     return largest, MARGIN * 2 * rounding_error(table.shape[1])
-
-
-def _check_shortlist(
-    folder: Path, shortlist: Shortlist, texts: ComparedTexts, graph_outputs: dict[str, Array], exact: dict[str, Array]
-) -> None:
-    """Check that the graphs exclude all tokens outside of the shortlist.
-
-    The reference has no shortlist. In both results, the logits of excluded tokens are replaced by
-    the lowest logit of a candidate, so that only candidates are compared afterwards.
-    """
-    for number, source in enumerate(texts.sources):
-        name = f"logits.{number}"
-        is_candidate = np.zeros(exact[name].shape[-1], bool)
-        is_candidate[shortlist.candidates(source)] = True
-        if (graph_outputs[name][:, ~is_candidate] > EXCLUDED / 2).any():
-            raise VerificationError(
-                f"{folder} can generate tokens that are not in the shortlist of a text; please report this checkpoint"
-            )
-        lowest = exact[name][:, is_candidate].min(axis=-1, keepdims=True)
-        for outputs in (graph_outputs, exact):
-            outputs[name] = np.where(is_candidate, outputs[name], lowest)
 
 
 def differences_of(graph_outputs: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:

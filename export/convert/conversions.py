@@ -11,16 +11,8 @@ from typing import Any
 
 import onnx
 
-from sightline.base.bundle import (
-    BundleError,
-    Manifest,
-    Quality,
-    Quantization,
-    TextQuality,
-    read_bundle,
-    record_files,
-    write_manifest,
-)
+from sightline.base.bundle import BundleError, Manifest, Quality, Quantization, TextQuality
+from sightline.base.bundle_files import read_bundle, record_files, write_manifest
 from sightline.base.errors import UsageError
 from sightline.export.check.sessions import Sessions, open_sessions
 from sightline.export.convert.calibrate import measure_ranges

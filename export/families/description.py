@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import LabelKind
-from sightline.export.sources.firefox.shortlist import Shortlist
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_10", "gelu_tanh", "quick_gelu", "silu", "mish", "tanh"]
 
@@ -268,7 +267,6 @@ class Description:
     logits_softcap: float | None = None  # logits x become softcap * tanh(x / softcap)
     # Layer and head of the cross-attention that was trained on word alignments, as indices from 0.
     guided_alignment: tuple[int, int] | None = None
-    shortlist: Shortlist | None = None  # None: the decoder can generate all tokens
     reads_pairs: bool = True  # False: the token types of a pair of texts are not known
 
     @property

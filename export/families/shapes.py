@@ -23,7 +23,7 @@ def check_shapes(model: Description, weights: Weights, configuration: str = "con
             continue  # it is computed from the description
         if shape is None:
             tensors = weights.tensors
-            if source is not None and source[1] in tensors and source[1] not in tensors.zeros:
+            if source is not None and source[1] in tensors:
                 raise ImportFailedError(
                     f"the checkpoint has a tensor {source[1]!r}, but its architecture and {configuration} exclude this "
                     "bias; its configuration may belong to another checkpoint"

@@ -19,7 +19,6 @@ from sightline.export.families.weights import Weights
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.generation_settings import GENERATION_KEYS
 from sightline.export.sources.opened_checkpoint import Config, Tensors, first_of
-from sightline.export.sources.packed import packed_format, unpacked
 
 MAX_POSITIONS = 1 << 20
 MAX_TABLE = 1 << 26  # numbers in a table with a row for each position: 2^20 positions with heads of 128
@@ -100,8 +99,7 @@ def describe(
     """Describe a checkpoint, and mark the tensors that do not change its outputs as known.
 
     Args:
-        tensors: the weights, whose shapes are compared with the description. Quantized matrices are
-            decoded in the view that the returned weights have.
+        tensors: the weights, whose shapes are compared with the description.
         tokenizer: tokenizer.json. It decides the token types of text pairs, and is only needed for
             models with token types.
         input_names: `model_input_names` of tokenizer_config.json, None if it has none.
@@ -112,7 +110,6 @@ def describe(
     """
     if is_embedding and family.base:
         config.override("architectures", [family.base])
-    tensors = unpacked(config, tensors)
     model = describe_configuration(family, config, tensors)
     if answers is not None:
         model = as_reranker(model, answers)
@@ -137,7 +134,11 @@ def describe(
 def describe_configuration(family: Family, config: Config, tensors: Tensors) -> Description:
     """Describe a configuration. The shapes of the tensors are not checked."""
     config.ignore(*_HARMLESS, *GENERATION_KEYS)
-    packed_format(config)
+    if config.get("quantization_config", None) is not None:
+        raise ImportFailedError(
+            "config.json: quantization_config says that the weights are quantized, which is not supported; import the "
+            "repository with the original weights, and choose --bits 8 or 4 to quantize them"
+        )
     try:
         return with_predictions(family.describe(config, tensors), config, tensors)
     except ImportFailedError:

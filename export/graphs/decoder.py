@@ -20,7 +20,7 @@ from sightline.export.families.weights import Weights
 from sightline.export.graphs import operators
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
 from sightline.export.graphs.layers import LayerBuilder, attention_size, padded_heads, padded_inputs
-from sightline.export.graphs.nodes import FLOAT, INT32, INT64, KEY_VALUE, SHORTLIST, scores
+from sightline.export.graphs.nodes import FLOAT, INT32, INT64, KEY_VALUE, scores
 from sightline.export.graphs.relative import relative_bias, relative_key_scores
 
 HEAD_SIZE_STEP = 8  # ONNX Runtime needs a head size that is a multiple of this
@@ -28,10 +28,10 @@ ROTARY_SIZE_STEP = 16  # the same, with rotary embedding
 
 
 def states(model: Description) -> tuple[State, ...]:
-    """Describe the states of each decoder layer, and that of a shortlist.
+    """Describe the states of each decoder layer.
 
-    The cache of self-attention grows. That of cross-attention, the cell of a recurrent unit and the
-    scores of a shortlist keep their size.
+    The cache of self-attention grows. That of cross-attention and the cell of a recurrent unit keep
+    their size.
     """
     stack = model.decoder
     made: list[State] = []
@@ -53,8 +53,6 @@ def states(model: Description) -> tuple[State, ...]:
                         shape=(stack.cross.kv_heads, "source", size),
                     )
                 )
-    if model.shortlist is not None:
-        made.append(State(input=SHORTLIST, init="encoder", encoder_output=SHORTLIST, shape=(model.vocabulary,)))
     return tuple(made)
 
 
@@ -138,10 +136,7 @@ class _DecoderBuilder:
         x = graph.add("Gather", x, graph.constant(-1, np.int64), axis=1)  # (B, M)
         if self._model.logits_scale != 1.0:
             x = graph.add("Mul", x, graph.constant(self._model.logits_scale, np.float32))
-        size, shortlist = self._model.vocabulary, ""
-        if self._model.shortlist is not None:
-            shortlist = graph.input(SHORTLIST, FLOAT, ("batch", size))
-        scores(graph, x, self._projection(), size, shortlist, self._model.logits_softcap)
+        scores(graph, x, self._projection(), self._model.vocabulary, self._model.logits_softcap)
         return graph.build()
 
     @functools.cached_property

@@ -15,13 +15,11 @@ from sightline.export.graphs.decoder import HEAD_SIZE_STEP
 from sightline.export.graphs.disentangled import PositionScores, convolution
 from sightline.export.graphs.layers import LayerBuilder, activation, attention_size
 from sightline.export.graphs.nodes import (
-    EXCLUDED,
     FLOAT,
     INT32,
     INT64,
     KEY_VALUE,
     LOWEST,
-    SHORTLIST,
     token_mask,
     weighted_sum,
     whole_blocks,
@@ -29,7 +27,6 @@ from sightline.export.graphs.nodes import (
 )
 from sightline.export.graphs.reader import read_again
 from sightline.export.graphs.relative import relative_bias, relative_key_scores
-from sightline.export.sources.firefox.shortlist import Shortlist
 
 
 def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto:
@@ -70,8 +67,6 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onn
                 graph, weights, model.reader, ids, attend.is_token, attend.positions, lengths, x, at_positions
             )
         _labels(layers, model.head, model.labels, x, ids, lengths, size)
-    if model.shortlist is not None:
-        _add_shortlist(graph, model.shortlist, model.vocabulary, ids, lengths)
     return graph.build()
 
 
@@ -252,31 +247,6 @@ def _project_cross_attention(layers: LayerBuilder, decoder: Stack, cross: Attent
     for name in names:
         graph.output(name, FLOAT, ("batch", cross.kv_heads, "source", size))
     graph.add_multi("Split", [by_head], names, axis=1, num_outputs=len(names))
-
-
-def _add_shortlist(graph: GraphBuilder, shortlist: Shortlist, vocabulary: int, ids: str, lengths: str) -> None:
-    """Add the output with the scores (B, V) of a shortlist: 0 for candidates, else `EXCLUDED`.
-
-    It equals `Shortlist.candidates` for the tokens of each row.
-
-    Args:
-        vocabulary: V, with tokens that are never candidates at the end.
-        ids: token ids, (B, S) int64.
-        lengths: (B,) int64.
-    """
-    initial = np.full((1, vocabulary), EXCLUDED, np.float32)
-    initial[:, : min(shortlist.num_frequent, shortlist.target_size)] = 0
-    candidates = graph.add("Gather", graph.weight("shortlist.candidates", shortlist.table()), ids)  # (B, S, K)
-    _, is_token = token_mask(graph, lengths, graph.add("Squeeze", graph.add("Shape", ids, start=1)))
-    is_token = graph.add("Unsqueeze", is_token, graph.constant([2], np.int64))
-    # Candidates of padding are replaced by the end token, which is a candidate of all rows.
-    own = graph.add("Where", is_token, candidates, graph.constant(0, np.int32))
-    columns = graph.add("Reshape", own, graph.constant([0, -1], np.int64))  # (B, S * K)
-    zeros = graph.add("ConstantOfShape", graph.add("Shape", columns))
-    batch = graph.add("Concat", graph.add("Shape", ids, end=1), graph.constant([1], np.int64), axis=0)
-    rows = graph.add("Expand", graph.weight("shortlist.initial", initial), batch)  # (B, V)
-    output = graph.output(SHORTLIST, FLOAT, ("batch", vocabulary))
-    graph.add("ScatterElements", rows, columns, zeros, output=output, axis=1)
 
 
 def _labels(layers: LayerBuilder, head: Head, labels: Sequence[str], x: str, ids: str, lengths: str, size: str) -> None:

@@ -11,10 +11,6 @@ from sightline.export.graphs.builder import CONTRIB, GraphBuilder
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 LOWEST = float(np.finfo(np.float32).min)  # a score whose softmax weight is 0
 KEY_VALUE = ("key", "value")  # parts of the names of states
-SHORTLIST = "shortlist"  # name of the state with the scores that a shortlist adds
-# Score of tokens that are not in the shortlist. In float64, their probability is exactly 0 up to
-# the highest temperature, 10. The score is finite, because states must be.
-EXCLUDED = -10_000.0
 # Outputs of the product with the table of the vocabulary, if they are the logits and if not.
 PROJECTIONS = ("logits", "unrestricted_logits")
 # Sums over the source are padded to multiples of this many positions. ONNX Runtime sums the terms
@@ -83,7 +79,6 @@ def scores(
     features: str,
     projection: Sequence[str],
     vocab_size: int,
-    shortlist: str = "",
     cap: float | None = None,
 ) -> None:
     """Add the outputs `logits`, `logprobs`, `top_logprobs` and `top_ids`.
@@ -91,15 +86,11 @@ def scores(
     Args:
         features: (B, M).
         projection: names of the matrix (V, M), and of the bias (V,) if there is one.
-        shortlist: (B, V), added to the logits.
-        cap: logits x become cap * tanh(x / cap); None leaves them unchanged. Not with a shortlist.
+        cap: logits x become cap * tanh(x / cap); None leaves them unchanged.
     """
     logits = graph.output("logits", FLOAT, ("batch", vocab_size))
-    changes = bool(shortlist) or cap is not None
-    product = graph.add("Gemm", features, *projection, output=PROJECTIONS[changes], transB=1)
-    if shortlist:
-        graph.add("Add", product, shortlist, output=logits)
-    elif cap is not None:
+    product = graph.add("Gemm", features, *projection, output=PROJECTIONS[cap is not None], transB=1)
+    if cap is not None:
         softcap(graph, product, cap, output=logits)
     logprobs = graph.output("logprobs", FLOAT, ("batch", vocab_size))
     # Over ten times faster than ReduceLogSumExp.

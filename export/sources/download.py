@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sightline.base.bundle import sha256_of
+from sightline.base.bundle_files import sha256_of
 from sightline.base.errors import UsageError
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import (

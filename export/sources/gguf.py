@@ -21,7 +21,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers, processors
 
-from sightline.base.bundle import sha256_of
+from sightline.base.bundle_files import sha256_of
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Provenance
 from sightline.export.tokenizers import QWEN_WORDS

@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.base.bundle import sha256_of
+from sightline.base.bundle_files import sha256_of
 from sightline.base.errors import UsageError
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import Kind
@@ -56,7 +56,6 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     load: Callable[[], NDArray[np.float32]]
-    load_integers: Callable[[], NDArray[np.int32]] | None = None  # None: it never has integers
 
 
 class Tensors:
@@ -67,7 +66,6 @@ class Tensors:
         self._source = source
         self._known: set[str] = set()  # read or ignored
         self.names = frozenset(self._stored)
-        self.zeros: frozenset[str] = frozenset()  # biases that are zero, so that they may be left out
         self.on_read: Callable[[int], None] | None = None  # called with the bytes of each tensor
 
     @classmethod
@@ -90,14 +88,6 @@ class Tensors:
         if self.on_read is not None:
             self.on_read(array.nbytes)
         return array
-
-    def integers(self, name: str) -> NDArray[np.int32]:
-        """Read a tensor of 32-bit integers."""
-        tensor = self._get(name)
-        if tensor.load_integers is None:
-            raise ImportFailedError(f"{self._source}: the tensor {name!r} must have 32-bit integers")
-        self._known.add(name)
-        return tensor.load_integers()
 
     def _get(self, name: str) -> StoredTensor:
         if name not in self._stored:
@@ -437,9 +427,7 @@ class Folder(FolderFiles):
                 )
             self.files[name] = sha256_of(self.path / name)
             for tensor, entry in reader.entries.items():
-                stored[tensor] = StoredTensor(
-                    entry.shape, partial(reader.read, tensor), partial(reader.read_integers, tensor)
-                )
+                stored[tensor] = StoredTensor(entry.shape, partial(reader.read, tensor))
         self.is_pickle = self.is_pickle or is_pickle
         return Tensors(stored)
 

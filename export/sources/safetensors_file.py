@@ -75,20 +75,6 @@ class SafetensorsFile:
                 values[start : start + len(part)] = part
         return values.reshape(entry.shape)
 
-    def read_integers(self, tensor: str) -> NDArray[np.int32]:
-        """Read a tensor of 32-bit integers."""
-        entry = self.entries[tensor]
-        if entry.dtype != "I32":
-            raise ImportFailedError(
-                f"{self._name}: tensor {tensor} has the type {entry.dtype}, but quantized weights must be I32; use the "
-                "checkpoint that is not quantized"
-            )
-        values = np.empty(math.prod(entry.shape), "<i4")
-        with self._path.open("rb", buffering=0) as file:
-            file.seek(entry.offset)
-            self._read_into(values, file)
-        return values.reshape(entry.shape)
-
     def _read_into(self, block: NDArray[Any], file: FileIO) -> None:
         data = block.view(np.uint8).data
         while data:  # one call may read only a part

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
 
-from sightline.base.text.tokenizer import check_bounds
+from sightline.base.text.tokenizer_parts import check_bounds
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.tokenizers.language_tokens import M2M100, MBART, MBART_50, language_ids, language_tokens
 from sightline.export.tokenizers.sentencepiece import (

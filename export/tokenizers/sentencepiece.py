@@ -19,7 +19,7 @@ from enum import IntEnum
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from sightline.base.text.tokenizer import OUTER_SPACES
+from sightline.base.text.tokenizer_parts import OUTER_SPACES
 from sightline.export.import_errors import ImportFailedError
 
 SPACE = "▁"  # U+2581, a space in pieces

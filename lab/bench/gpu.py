@@ -23,7 +23,8 @@ import torch
 from lab.bench import machine
 from lab.bench.record import RESULTS, Figure, Recorded, Result, Row, write_result
 from lab.bench.weights import read_model
-from sightline.base.bundle import Graph, read_bundle, read_manifest
+from sightline.base.bundle import Graph
+from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.export.convert.conversions import half_bundle
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint

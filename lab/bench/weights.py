@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch import Tensor
 
-from sightline.base.bundle import Manifest, read_manifest
+from sightline.base.bundle import Manifest
+from sightline.base.bundle_files import read_manifest
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.config import TransformerConfig
 

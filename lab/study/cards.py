@@ -9,7 +9,8 @@ from lab.bench.record import Recorded
 from lab.bench.report import table, wrap_prose
 from lab.study import collect, quality, recall
 from lab.zoo.systems import JOINED, MULTI30K, SMALL, SMALLTALK, SST2, SYSTEMS, Corpus, bundle_name
-from sightline.base.bundle import MANIFEST, Manifest, read_manifest
+from sightline.base.bundle import MANIFEST, Manifest
+from sightline.base.bundle_files import read_manifest
 from sightline.model.evaluation.defaults import TEST_SPLIT
 
 CARD = "MODEL_CARD.md"

@@ -21,7 +21,8 @@ from lab.study.bleu import SEED, estimate, format_ends, resamples, statistics_of
 from lab.study.runs import TARGET, sources_and_references, system_of
 from lab.study.served import serve
 from lab.zoo.systems import MULTI30K, bundle_name
-from sightline.base.bundle import Manifest, read_manifest, record_files, write_manifest
+from sightline.base.bundle import Manifest
+from sightline.base.bundle_files import read_manifest, record_files, write_manifest
 from sightline.model.evaluation.bleu import MAX_NEW_TOKENS, moses_lines
 
 NAME = "layers"

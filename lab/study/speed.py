@@ -27,7 +27,8 @@ from lab.zoo.data import corpus_folder, read_data
 from lab.zoo.dialogues import draw_dialogues
 from lab.zoo.systems import COMPARED, MULTI30K, SYSTEMS, Corpus, bundle_name
 from lab.zoo.training import PRECISIONS, TASKS, changed_system
-from sightline.base.bundle import MANIFEST, read_bundle
+from sightline.base.bundle import MANIFEST
+from sightline.base.bundle_files import read_bundle
 from sightline.base.machine import usable_threads
 from sightline.model.config import read_model_config
 from sightline.model.data.examples import MemoryExamples

@@ -4,7 +4,8 @@ import argparse
 from dataclasses import replace
 
 from lab.zoo.systems import SYSTEMS, bundle_name
-from sightline.base.bundle import Verification, read_manifest
+from sightline.base.bundle import Verification
+from sightline.base.bundle_files import read_manifest
 from sightline.export.describe import PLAIN_DIALOGUES
 from sightline.export.import_errors import VerificationError
 from sightline.export.options import BundleMetadata, ExportOptions, languages_of

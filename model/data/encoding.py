@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from sightline.base.text.tokenizer import without_first_space
+from sightline.base.text.tokenizer_parts import without_first_space
 from sightline.model.data.chat_format import BETWEEN, IM_END, IM_START, exchanges, header, text_of
 from sightline.model.data.examples import Example
 from sightline.model.data.records import DialogueMessage, DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from sightline.base.errors import UsageError
-from sightline.base.text.tokenizer import byte_alphabet
+from sightline.base.text.tokenizer_parts import byte_alphabet
 from sightline.model.data.corpus import Corpus, Split, check_number_of_labels, distinct, hash_texts
 from sightline.model.data.examples import DiskExamples, Example, ExampleWriter, TrainingData, flatten, lengths_of
 from sightline.model.data.formats import PAIR_TASKS, CorpusError

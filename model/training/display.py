@@ -3,17 +3,11 @@
 import resource
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import torch
 from tqdm import tqdm
-
-from sightline.base.errors import UsageError
-from sightline.model.training.run_record import CHECKOUT
 
 INTERVAL_S = 5.0  # between two lines
 MEASURED_STEPS = 5  # updates before the time of the run is estimated; the first is slower and not counted
@@ -132,42 +126,3 @@ def peak_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-class Events(Protocol):
-    """Writer of events for TensorBoard."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def check_tensorboard() -> None:
-    """Check that the library tensorboard is installed. The `UsageError` has the command that
-    installs it in this environment.
-    """
-    if find_spec("tensorboard") is None:
-        package = f"-e '{CHECKOUT}[tensorboard]'" if (CHECKOUT / "pyproject.toml").is_file() else "tensorboard"
-        raise UsageError(
-            f"--tensorboard needs the library tensorboard: run {sys.executable} -m pip install {package}, or omit the "
-            "option"
-        )
-
-
-def open_events(folder: Path) -> Events:
-    """Return a writer of events for TensorBoard."""
-    check_tensorboard()
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: Events = SummaryWriter(str(folder))
-    return writer
-
-
-def add_scalars(events: Events | None, values: Mapping[str, float], step: int) -> None:
-    """Write values by name if there is a writer."""
-    if events is not None:
-        for name, value in values.items():
-            events.add_scalar(name, value, step)
-        events.flush()

@@ -111,8 +111,6 @@ class TrainOptions(Options):
     """minutes between checkpoints within an epoch; 0: none"""
     checkpoint_steps: Limit = TrainConfig.checkpoint_steps
     """updates between checkpoints within an epoch; 0: none"""
-    tensorboard: bool = TrainConfig.tensorboard
-    """also write events for TensorBoard into the folder of the run"""
 
 
 class _TagOptions(Options):
@@ -216,6 +214,7 @@ def read_keys(path: Path, task: TaskName) -> Given:
     if not path.exists():
         raise UsageError(f"missing file {path}; write one with --print-config")
     values = read_toml(path)
+    values.pop("tensorboard", None)  # of the runs of earlier versions
     file_task = values.pop(TASK_KEY, task)
     if file_task != task:
         shown = json.dumps(file_task, default=str)

@@ -1,4 +1,4 @@
-"""Report of a run: messages, progress, log, record, and events for TensorBoard."""
+"""Report of a run: messages, progress, log and record."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,10 @@ from sightline.model.training.display import (
     MEASURED_STEPS,
     Display,
     Estimate,
-    Events,
     UpdateFacts,
-    add_scalars,
     duration,
     megabytes,
     minutes,
-    open_events,
     peak_memory,
     plural,
 )
@@ -51,17 +48,13 @@ class Report:
     def __init__(self, folder: RunFolder, config: TrainConfig, device: torch.device, flags: Mapping[str, str]) -> None:
         """Read the record of the run, if there is one. Messages name settings by `flags`.
 
-        Raises `UsageError` if events for TensorBoard, which is not installed, are requested, and
-        `ValueError` for a record that is not valid JSON.
+        Raises `ValueError` for a record that is not valid JSON.
         """
         self._folder, self._config, self._device = folder, config, device
         self._flags = flags
         self.display = Display(config.max_epochs)
         self._estimate, self._record = Estimate(), TrainingRecord(folder.record)
         self._metrics: Mapping[str, Any] = {}  # of the last evaluation, as fields of the record
-        self._events: Events | None = None
-        if config.tensorboard:
-            self._events = open_events(folder.path / "tensorboard")
 
     def start(self, facts: RunFacts, progress: Progress, changes: Mapping[str, Any]) -> None:
         """Write that the training starts or resumes. `changes` are settings that the earlier part
@@ -144,11 +137,9 @@ class Report:
         if validation_loss is not None:
             self._estimate.validation_seconds = validation_seconds
         row: dict[str, Any] = {"epoch": epoch, "step": progress.step, "train_loss": round(progress.train_loss, 4)}
-        losses = {"loss/train": progress.train_loss}
         texts = [f"train loss {progress.train_loss:.4f}"]
         if validation_loss is not None:
             row["validation_loss"] = round(validation_loss, 4)
-            losses["loss/dev"] = validation_loss
             texts.append(f"dev loss {validation_loss:.4f}{' (lowest)' if progress.best_epoch == epoch else ''}")
         row["seconds"] = round(progress.epoch_seconds, 1)
         metrics = evaluation.metrics if evaluation is not None else {}
@@ -159,7 +150,6 @@ class Report:
         if not is_whole:
             row["is_whole"] = False
         self._folder.add_to_log(row)
-        add_scalars(self._events, {**losses, **{f"dev/{key}": value for key, value in metrics.items()}}, progress.step)
         name = f"epoch {epoch} of {self._config.max_epochs}{'' if is_whole else ', not finished'}"
         self.display.line(f"{name}: {', '.join(texts)}; {duration(progress.epoch_seconds)}")
         for sample in evaluation.samples if evaluation is not None else ():
@@ -176,8 +166,6 @@ class Report:
         rows = read_log(self._folder.path) if self._folder.log.exists() else {}
         result["last_epoch"] = rows[max(rows)] if rows else None
         self._record.end(reason, result, self._metrics)
-        if self._events is not None:
-            self._events.close()
         if checkpoints:
             if progress.step < self._config.warmup_steps:
                 self.display.line(

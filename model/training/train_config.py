@@ -32,7 +32,6 @@ CHANGEABLE = frozenset(
         "checkpoint_minutes",
         "checkpoint_steps",
         "threads",
-        "tensorboard",
     }
 )
 
@@ -62,7 +61,6 @@ class TrainConfig:
     checkpoint_minutes: Minutes = 4.0  # minutes between checkpoints within an epoch; 0 means none
     checkpoint_steps: Limit = 0  # updates between checkpoints within an epoch; 0 means none
     threads: Limit = 0  # threads of PyTorch on the CPU; 0 means its default
-    tensorboard: bool = False  # also write events for TensorBoard, to the folder tensorboard of the run
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -73,8 +71,8 @@ class TrainConfig:
             )
 
 
-# Settings that earlier versions wrote, about the data.
-_LEFT_OUT = ("source", "target", "vocab_size")
+# Settings that earlier versions wrote.
+_LEFT_OUT = ("source", "target", "vocab_size", "tensorboard")
 
 
 def changed_settings(earlier: TrainConfig, later: TrainConfig) -> dict[str, tuple[Any, Any]]:

@@ -82,7 +82,7 @@ class Trainer:
         Raises:
             OSError: the folder cannot be created or written.
             UsageError: the folder is a file; the run in it has other settings, another model or
-                other data; or TensorBoard is requested but not installed.
+                other data.
             ValueError: another process uses the folder; the state of the run in it is missing or
                 damaged; or the data do not fit the model.
         """

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, PREFILL_TOKENS, TOKEN_LABEL_KINDS
+from sightline.base.bundle import PREFILL_TOKENS
 from sightline.service.engine.beam import BeamGeneration
-from sightline.service.engine.checks import GraphName, checked_outputs, find_non_finite, run_test_input
+from sightline.service.engine.checks import GraphName, find_non_finite
+from sightline.service.engine.encoding import encoder_outputs, label_scores, predict
+from sightline.service.engine.failures import GraphFailures
 from sightline.service.engine.generation import (
     ActiveRequest,
     BeamCopies,
@@ -26,10 +28,8 @@ from sightline.service.engine.observer import EngineObserver, NullObserver
 from sightline.service.engine.prefill import BUDGET_S, Prefill, PrefillQueue
 from sightline.service.engine.prefix_cache import PrefixCache
 from sightline.service.engine.recorded_maps import (
-    ENCODER_KINDS,
     Maps,
     encoder_maps,
-    map_outputs,
     prompt_block,
     record_step,
 )
@@ -62,24 +62,7 @@ EXTRA_STEPS = 3  # extra steps for small calls, per 16 running rows
 # Time of extra steps for callers with one row, as a multiple of that of a step over all rows.
 CALLER_TIME = 2
 MAX_EXTRA_STEPS = 64  # of one caller, within this time
-# Positions whose logits are computed at a time for the largest logit of each token.
-PREDICTED_ROWS = 64
-# Consecutive failures of one graph, from distinct calls, before the test input is run.
-MAX_FAILURES = 8
-# Parts of messages about failures.
-_FAILED: Mapping[GraphName, str] = {
-    "encoder": "encoder graph failed for",
-    "prefill": "decoder graph failed on prompts of",
-    "decoder": "decoder graph failed for",
-}
 logger = logging.getLogger(__name__)
-
-
-class RuntimeFailedError(Exception):
-    """A graph fails even on the test input, for example because the device is broken.
-
-    The engine cannot serve any request after this error.
-    """
 
 
 class Engine:
@@ -126,8 +109,7 @@ class Engine:
         self._prefills = PrefillQueue()
         self._prefix_cache = PrefixCache(runner.num_prefix_blocks)
         self.throughput = Throughput()
-        # Request ids of the consecutive failed runs of each graph; requests of a call share one.
-        self._failures: dict[GraphName, set[str]] = {"encoder": set(), "prefill": set(), "decoder": set()}
+        self._failures = GraphFailures(runner)
         # Other threads append to these queues without a lock: append and popleft are atomic.
         self._arrived: deque[ActiveRequest] = deque()
         self._cancelled: deque[ActiveRequest] = deque()
@@ -305,7 +287,7 @@ class Engine:
             alone = [self._try_to_encode([active]) for active in batch]
             succeeded = any(alone)
         if succeeded:
-            self._failures["encoder"].clear()
+            self._failures.on_success("encoder")
         else:
             self._note_failure("encoder", batch[0])
 
@@ -339,23 +321,10 @@ class Engine:
         for row, active in enumerate(batch):
             ids[row, : lengths[row]] = active.source_request.source_ids
         started = self._clock()
-        encoded = self._runner.run_encoder(ids, lengths, self._encoder_outputs(batch))
+        requests = [active.source_request for active in batch]
+        encoded = self._runner.run_encoder(ids, lengths, encoder_outputs(self._manifest, requests))
         self._notify(self._observer.on_encode, len(batch), int(lengths.sum()), ids.size, self._clock() - started)
         return encoded
-
-    def _encoder_outputs(self, batch: Sequence[ActiveRequest]) -> tuple[str, ...]:
-        """Return the encoder outputs that the batch needs, in the order of the graph."""
-        names: set[str | None] = set()
-        for active in batch:
-            request = active.source_request
-            if isinstance(request, GenerateRequest):
-                names.update(state.encoder_output for state in self._manifest.states)
-                names.update(checked_outputs(self._manifest.states))
-            else:
-                names.add("hidden")
-                names.add(self._label_output(request))
-            names |= map_outputs(self._manifest, request.attention, ENCODER_KINDS)
-        return tuple(name for name in self._manifest.encoder_graph.outputs if name in names)
 
     def _start_generations(
         self, batch: Sequence[ActiveRequest], encoded: Mapping[str, Array], non_finite: Container[int]
@@ -379,8 +348,8 @@ class Engine:
         # Copy: a view would keep the results of the whole batch in memory.
         hidden = encoded["hidden"][index, : len(request.source_ids)].astype(np.float32)
         try:
-            labels = self._label_scores(request, encoded, index)
-            predictions, largest = self._predict(request, hidden)
+            labels = label_scores(self._manifest, request, encoded, index)
+            predictions, largest = predict(self._runner, request, hidden)
         except Exception:
             logger.exception("the labels or predicted tokens of a request failed")
             self._finish(active, Failed("internal"))
@@ -394,36 +363,6 @@ class Engine:
             self._finish(active, Encoded(hidden, timings, labels, maps, predictions, largest))
         else:
             self._fail_not_finite(active)
-
-    def _predict(self, request: EncodeRequest, hidden: Array) -> tuple[Array | None, Array | None]:
-        """Return the logits (N, V) and the largest logits (V,) that a request needs.
-
-        The logits of a whole text would need much memory: those of a few positions exist at once.
-        """
-        predictions: Array | None = None
-        largest: Array | None = None
-        if request.predicted:
-            predictions = self._runner.predict(hidden[list(request.predicted)]).astype(np.float32)
-        for start in range(0, len(hidden) if request.return_largest else 0, PREDICTED_ROWS):
-            maxima = self._runner.predict(hidden[start : start + PREDICTED_ROWS]).max(axis=0).astype(np.float32)
-            largest = maxima if largest is None else np.maximum(largest, maxima)
-        return predictions, largest
-
-    def _label_output(self, request: EncodeRequest) -> str | None:
-        """Return the encoder output with the labels that a request needs, None if it needs none."""
-        if request.return_logits:
-            return LABEL_LOGITS
-        return LABEL_OUTPUTS[self._manifest.label_kind] if request.return_labels else None
-
-    def _label_scores(self, request: EncodeRequest, encoded: Mapping[str, Array], index: int) -> Array | None:
-        """Return the scores of the labels for one request: (C,), or (S, C) for those of tokens."""
-        output = self._label_output(request)
-        if output is None:
-            return None
-        scores = encoded[output][index]
-        is_of_tokens = self._manifest.label_kind in TOKEN_LABEL_KINDS
-        labels: Array = (scores[: len(request.source_ids)] if is_of_tokens else scores).astype(np.float32)
-        return labels
 
     def _fail_not_finite(self, active: ActiveRequest) -> None:
         logger.error("the encoder returned values that are not finite")
@@ -502,7 +441,7 @@ class Engine:
         try:
             outputs = self._rows.prefill(prefill.row, chunk, self._prefill_outputs(prefill))
         except FloatingPointError:
-            self._failures["prefill"].clear()
+            self._failures.on_success("prefill")
             logger.error("the decoder returned values that are not finite for a prompt")
             self._end_all(prefill, Failed("internal"))
             return False
@@ -512,7 +451,7 @@ class Engine:
             self._end_all(prefill, Failed("internal"))
             self._note_failure("prefill", active)
             return False
-        self._failures["prefill"].clear()
+        self._failures.on_success("prefill")
         if self._prefix_cache.is_enabled:
             self._keep_chunk(prefill, chunk)
         prefill.num_read += len(chunk)
@@ -579,7 +518,7 @@ class Engine:
     def _decode_all(self) -> None:
         """Step all rows. If every row fails, fail all generations."""
         if self._decode(range(len(self._rows))):
-            self._failures["decoder"].clear()
+            self._failures.on_success("decoder")
             return
         generations = list(self._rows)
         for generation in generations:
@@ -708,27 +647,9 @@ class Engine:
         return Generated(targets, active.timings(now), generation.num_cached_tokens)
 
     def _note_failure(self, graph: GraphName, active: ActiveRequest) -> None:
-        """Count a failed run of a graph, whose requests have no rows any more.
-
-        Raises `RuntimeFailedError` if the graph failed `MAX_FAILURES` times in succession, for
-        distinct calls, and also fails on the test input.
-        """
-        failures = self._failures[graph]
-        failures.add(active.request.request_id)
-        if len(failures) < MAX_FAILURES or self._is_terminated:
-            return
-        try:
-            run_test_input(self._runner, graph, self._rows.first_free)
-        except Exception as error:
-            raise RuntimeFailedError(
-                f"the {_FAILED[graph]} {MAX_FAILURES} calls in succession and on the test input"
-            ) from error
-        logger.warning(
-            "the %s %d calls in succession, but not on the test input: the calls caused the failures",
-            _FAILED[graph],
-            MAX_FAILURES,
-        )
-        failures.clear()
+        """Count a failed run of a graph, whose requests have no rows any more."""
+        if not self._is_terminated:
+            self._failures.add(graph, active.request.request_id, self._rows.first_free)
 
     # Final events
 

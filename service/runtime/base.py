@@ -167,7 +167,7 @@ class SessionRunner(ABC):
     """Runs one bundle with ONNX Runtime. `Runner` describes the methods."""
 
     def __init__(self, folder: Path, manifest: Manifest, provider: Provider, num_threads: int, max_rows: int) -> None:
-        """Load the graphs, whose files `sightline.base.bundle.check_files` must have checked.
+        """Load the graphs, whose files `sightline.base.bundle_files.check_files` must have checked.
 
         A run on the CPU uses `num_threads`; with 0, ONNX Runtime uses all cores of the host.
         """

@@ -1,23 +1,15 @@
-"""Schema and reader of bundles: folders with a manifest, ONNX graphs, weights and tokenizers.
+"""Schema of bundles: folders with a manifest, ONNX graphs, weights and tokenizers.
 
 `export` writes bundles and `service` reads them.
 """
 
-import errno
 import hashlib
-import json
-import os
-import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from io import BufferedReader
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from sightline.base.errors import UsageError, did_you_mean, list_of
-from sightline.base.external_data import ExternalTensor, are_finite, external_tensors
+from sightline.base.errors import UsageError
 
 SCHEMA_VERSION = 5
 MANIFEST = "manifest.json"
@@ -717,143 +709,3 @@ class Manifest(_Part):
         """Return the first attention maps of one kind. Raises `KeyError` if there are none."""
         by_kind: dict[str, AttentionMaps] = {maps.kind: maps for maps in reversed(self.attention)}
         return by_kind[kind]
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def _open_regular(path: Path) -> Iterator[BufferedReader]:
-    """Open a file of a bundle without following symbolic links, and without blocking on a FIFO.
-
-    Raises `FileNotFoundError`, or `BundleError` if the file cannot be opened, is not a regular
-    file, or has several hard links, so that it could be changed under another name.
-    """
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        file = open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags))  # noqa: SIM115
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-        raise BundleError(f"{path} cannot be opened: {reason}; it must be a readable regular file") from None
-    with file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise BundleError(f"{path} is not a regular file")
-        if status.st_nlink != 1:
-            raise BundleError(
-                f"{path} has {status.st_nlink} hard links; a file of a bundle must have exactly one; copy it"
-            )
-        yield file
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Read and validate `manifest.json`; the files that it lists are not opened.
-
-    Raises `BundleError`, also if the schema version is not supported.
-    """
-    path = folder / MANIFEST
-    try:
-        # The version is checked before the fields: a manifest of another version may have other
-        # fields.
-        with _open_regular(path) as file:
-            document = json.loads(file.read().decode())
-    except FileNotFoundError:
-        raise MissingBundleError(f"{folder} is not a bundle: it has no {MANIFEST}{_similar_bundle(folder)}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path} cannot be read: {error}") from None
-    version = document.get("schema_version") if isinstance(document, dict) else None
-    if version != SCHEMA_VERSION:
-        raise BundleError(
-            f"{path} has schema_version {version!r}, this service needs {SCHEMA_VERSION}; export the bundle again"
-        )
-    try:
-        return Manifest.model_validate_json(json.dumps(document))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BundleError(f"{path}: {where}: {first['msg']}") from None
-
-
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """Check all files of a bundle: regular files, matching SHA-256, finite weights.
-
-    Every file that the service or ONNX Runtime would open must be listed in the manifest: graphs,
-    layers after pooling, tokenizers and the external data of graphs. Raises `BundleError`, which
-    names the file.
-    """
-    dense = () if manifest.embedding is None else manifest.embedding.dense
-    files = [*(graph.file for graph in manifest.graphs), *(layer.file for layer in dense)]
-    for name in (*files, manifest.source_tokenizer, manifest.target_tokenizer):
-        _check_listed(folder, manifest, name)
-    for name, record in manifest.files.items():
-        _check_file(folder / name, record)
-    tensors = set[ExternalTensor]().union(*(_external_tensors(folder / graph.file) for graph in manifest.graphs))
-    for name in sorted({tensor.file for tensor in tensors}):
-        _check_listed(folder, manifest, name)
-        _check_finite(folder / name, [tensor for tensor in tensors if tensor.file == name])
-
-
-def _check_listed(folder: Path, manifest: Manifest, name: str) -> None:
-    if name not in manifest.files:
-        raise BundleError(f"{folder / MANIFEST} does not list {name!r}, which the bundle uses; export the bundle again")
-
-
-def _check_file(path: Path, record: FileRecord) -> None:
-    try:
-        with _open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            is_same = size == record.bytes and hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}") from None
-    if not is_same:
-        raise BundleError(f"{path} does not match the SHA-256 in the manifest; copy or export the bundle again")
-
-
-def _external_tensors(path: Path) -> set[ExternalTensor]:
-    try:
-        with _open_regular(path) as file:
-            return external_tensors(file.read())
-    except ValueError as error:
-        raise BundleError(f"{path} cannot be used: {error}") from None
-
-
-def _check_finite(path: Path, tensors: Sequence[ExternalTensor]) -> None:
-    try:
-        is_finite = are_finite(path, tensors)
-    except ValueError as error:
-        raise BundleError(f"{path} cannot be used: {error}") from None
-    if not is_finite:
-        raise BundleError(f"{path} has weights that are not finite numbers (NaN or infinity); export the bundle again")
-
-
-def read_bundle(folder: Path) -> Manifest:
-    """Read the manifest of a bundle and check all its files. Raises `BundleError`."""
-    manifest = read_manifest(folder)
-    check_files(folder, manifest)
-    return manifest
-
-
-def record_files(folder: Path, names: Iterable[str]) -> dict[str, FileRecord]:
-    """Return the size and SHA-256 of files in a folder, as `Manifest.files` holds them."""
-    return {name: FileRecord(sha256=sha256_of(folder / name), bytes=(folder / name).stat().st_size) for name in names}
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def _similar_bundle(folder: Path) -> str:
-    """Return the end of a message about a folder that is no bundle: a similar one, or those that
-    exist beside it and in `bundles`.
-    """
-    parents = dict.fromkeys((folder.parent, Path("bundles")))
-    present = [path.parent for parent in parents for path in sorted(parent.glob(f"*/{MANIFEST}"))]
-    of_name = [path for path in present if path.name == folder.name]
-    if of_name:
-        return f" (did you mean {of_name[0]}?)"
-    paths = list(map(str, present))
-    return did_you_mean(str(folder), paths) or (f"; bundles are {list_of(paths)}" if paths else "")

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sightline import __version__
-from sightline.base.bundle import BundleError, Manifest, read_manifest
+from sightline.base.bundle import BundleError, Manifest
+from sightline.base.bundle_files import read_manifest
 from sightline.base.errors import UsageError
 from sightline.service.discovery import find_bundles
 from sightline.service.inference.changes import NoPeers

@@ -30,7 +30,6 @@ from sightline.loadtest.load_record import LoadRecord, RecordError, make_record,
 from sightline.loadtest.load_report import DEFINITIONS, TIMES, Summary, format_rates, format_table
 from sightline.loadtest.outcome import OWN
 from sightline.loadtest.profiles import Stage, split, sweep, window
-from sightline.loadtest.report_page import write_page
 from sightline.loadtest.targets import TARGETS, RequestOptions
 
 DEFAULT_DURATION_S = 10.0
@@ -98,8 +97,6 @@ class LoadOptions(Options):
     50ms)"""
     json_: Annotated[Path | None, Shown("FILE")] = None
     """write arguments, versions, figures and requests to FILE"""
-    report: Annotated[Path | None, Shown("FILE")] = None
-    """write an HTML page with plots to FILE"""
     threshold: Threshold = 0.05
     """largest change for the worse of --soak (default: 5%)"""
 
@@ -132,9 +129,8 @@ class LoadOptions(Options):
             raise ValueError("--requests needs --clients or --rate; use --duration")
         if self.soak and (self.rate is None or self.requests is not None):
             raise ValueError("--soak needs --rate and --duration")
-        for flag, path in (("--json", self.json_), ("--report", self.report)):
-            if path is not None and not path.parent.is_dir():
-                raise ValueError(f"{flag}: the folder {path.parent} does not exist; create it")
+        if self.json_ is not None and not self.json_.parent.is_dir():
+            raise ValueError(f"--json: the folder {self.json_.parent} does not exist; create it")
         return self
 
 
@@ -252,8 +248,6 @@ def load_and_report(options: LoadOptions, client: Client, load: Load) -> int:
     print(f"\nThe load test used {processor_share:.0%} of one processor.")
     if options.json_ is not None:
         write_record(record, options.json_)
-    if options.report is not None:
-        write_page(record, changes, options.threshold, options.report)
     return _print_failure(record, changes, options)
 
 
@@ -306,7 +300,7 @@ def _status_of(changes: Sequence[Change], threshold: float) -> int:
 
 
 def _recorded_arguments(options: LoadOptions) -> dict[str, Any]:
-    hidden = {"objective", "json_", "report", "key_file", "threshold"}
+    hidden = {"objective", "json_", "key_file", "threshold"}
     arguments = options.model_dump(exclude=hidden) | {"duration": options.duration_s}
     digest = hashlib.sha256(options.prompts.read_bytes()).hexdigest()
     return arguments | {

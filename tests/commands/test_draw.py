@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sightline.__main__ import main
-from sightline.base.bundle import read_manifest, write_manifest
+from sightline.base.bundle_files import read_manifest, write_manifest
 from sightline.base.extras import install_command
 
 TEXT = "Two girls are playing."

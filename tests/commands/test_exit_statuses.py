@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sightline.__main__ import COMMANDS
-from sightline.base.bundle import read_manifest, write_manifest
+from sightline.base.bundle_files import read_manifest, write_manifest
 from sightline.model.data.records import TASK_NAMES
 
 PROGRAMS = {"sightline": "sightline", "service": "sightline.service", "bench": "lab.bench", "zoo": "lab.zoo"}
@@ -94,7 +94,6 @@ TABLE = [
     ("sightline export {checkpoint} --out {tmp}/out --name no/slash", 2),
     ("sightline export {checkpoint} --out {tmp}/out --languages x1 2", 2),
     ("sightline export {checkpoint} --out {tmp}/out --sentences {tmp}/no", 2),
-    ("sightline export {checkpoint} --out {tmp}/out --shortlist", 2),
     ("sightline export {checkpoint} --out {checkpoint}", 2),
     ("sightline verify {tmp}/no --checkpoint {checkpoint}", 2),
     ("sightline align {tmp}/no", 2),

@@ -6,7 +6,8 @@ import pytest
 
 from lab.bench.server import serving
 from sightline.__main__ import main
-from sightline.base.bundle import ChatTemplate, read_manifest, write_manifest
+from sightline.base.bundle import ChatTemplate
+from sightline.base.bundle_files import read_manifest, write_manifest
 from sightline.commands.models import task_of
 
 

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from sightline.__main__ import main
-from sightline.base.bundle import BundleError, read_manifest, write_manifest
+from sightline.base.bundle import BundleError
+from sightline.base.bundle_files import read_manifest, write_manifest
 from sightline.commands import translate
 from sightline.commands.output import OutputFile
 from sightline.service.engine.engine import Engine

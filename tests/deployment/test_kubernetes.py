@@ -24,7 +24,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from sightline import __version__
-from sightline.base.bundle import SCHEMA_VERSION, check_files
+from sightline.base.bundle import SCHEMA_VERSION
+from sightline.base.bundle_files import check_files
 from sightline.service.api import health
 from sightline.service.compat import open_inference
 from sightline.service.discovery import find_bundles

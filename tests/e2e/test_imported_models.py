@@ -39,10 +39,9 @@ from sightline.export import pipeline
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.firefox.marian_binary import MarianModel
-from sightline.export.sources.firefox.shortlist import parse_shortlist
 from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.e2e.asking import post
-from tests.export.firefox.models import OPTIONS, random_tensors, write_marian, write_shortlist
+from tests.export.firefox.models import OPTIONS, random_tensors, write_marian
 from tests.export.firefox.reference import FirefoxReference
 from tests.export.folders_of_others import word_tokenizer
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
@@ -115,8 +114,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         made["marian"] = write_marian_folder(checkpoints / "marian")
         export_checkpoint(Export(checkpoints / "marian", bundles / "marian", BundleMetadata("marian")))
         _write_firefox(checkpoints / "firefox")
-        for name, options in (("firefox", ExportOptions()), ("firefox-shortlist", ExportOptions(shortlist=True))):
-            export_checkpoint(Export(checkpoints / "firefox", bundles / name, BundleMetadata(name), options, "firefox"))
+        metadata = BundleMetadata("firefox")
+        export_checkpoint(Export(checkpoints / "firefox", bundles / "firefox", metadata, kind="firefox"))
         made |= write_language_models(checkpoints, bundles)
         made["sentences"] = (*SENTENCES.write(checkpoints / "sentences"), "")
         export_checkpoint(Export(checkpoints / "sentences", bundles / "sentences", BundleMetadata("sentences")))
@@ -250,10 +249,6 @@ def write_marian_folder(folder: Path) -> tuple[Any, Tokenizer, str]:
 
 
 FIREFOX_VOCABULARY = 3 + 1 + len(WORDS)
-# Two translations for each source token, and four frequent tokens.
-FIREFOX_SHORTLIST = write_shortlist(
-    [[(5 * id_ + 7) % FIREFOX_VOCABULARY, (11 * id_) % FIREFOX_VOCABULARY] for id_ in range(FIREFOX_VOCABULARY)], 4
-)
 
 
 def _firefox_model() -> bytes:
@@ -271,7 +266,6 @@ def _write_firefox(folder: Path) -> None:
     folder.mkdir()
     (folder / "model.ende.intgemm8.bin").write_bytes(_firefox_model())
     (folder / "vocab.ende.spm").write_bytes(_sentencepiece("</s>", "<unk>", "<s>"))
-    (folder / "lex.50.50.ende.s2t.bin").write_bytes(FIREFOX_SHORTLIST)
 
 
 def _chat() -> tuple[Any, Tokenizer, str]:
@@ -348,33 +342,6 @@ def test_a_firefox_model_translates_as_its_reference_does(served: Served) -> Non
         maps = np.array(cross["data"]).reshape(cross["shape"])
         found = expected.cross_attention[:NEW_TOKENS].transpose(1, 2, 0, 3)  # (layers, heads, T, S)
         np.testing.assert_allclose(maps, found, rtol=0, atol=TOLERANCE)
-
-
-def test_a_firefox_model_with_a_shortlist_generates_only_its_candidates(served: Served) -> None:
-    model, size = "firefox-shortlist", FIREFOX_VOCABULARY
-    reference = FirefoxReference(MarianModel(_firefox_model(), "model.bin"))
-    shortlist = parse_shortlist(FIREFOX_SHORTLIST, "lex.bin", source_size=size, target_size=size, is_shared=True)
-    greedy = served.generate(model, TEXTS)
-    beams = served.generate(model, TEXTS, num_beams=3, num_return_sequences=3)
-    samples = served.generate(model, TEXTS, do_sample=True, temperature=10.0, num_return_sequences=8, seed=1)
-    differs = False
-    for index, (text, output) in enumerate(zip(TEXTS, greedy, strict=True)):
-        source = [*(4 + WORDS.index(word) for word in text.split()), 0]
-        candidates = shortlist.candidates(source)
-        allowed = [id_ for id_ in candidates.tolist() if id_ != 1]
-        expected = reference.translate(source, NEW_TOKENS + 1, allowed).ids
-        assert [token["id"] for token in output["tokens"] if token["id"]] == expected
-        differs |= expected != reference.translate(source, NEW_TOKENS + 1, [*range(1), *range(2, size)]).ids
-        for other in (*beams, *samples):
-            if other["index"] == index:
-                assert {token["id"] for token in other["tokens"]} <= set(allowed)
-        # Log-probabilities are those of the distribution over the candidates.
-        logits, _ = next(reference.steps(source, [None]))
-        logits = logits[candidates]
-        first = output["tokens"][0]
-        logprob = logits[candidates == first["id"]] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
-        np.testing.assert_allclose(first["logprob"], logprob[0], rtol=0, atol=TOLERANCE)
-    assert differs
 
 
 def test_translate_uses_the_first_model_by_name_that_has_the_languages(served: Served) -> None:

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 import pytest
 
 from lab.bench.server import RunningServer
-from sightline.base.bundle import read_manifest
+from sightline.base.bundle_files import read_manifest
 from sightline.service.api.models import tasks_of
 from tests.e2e.asking import post
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from lab.bench.server import RunningServer
-from sightline.base.bundle import Quality, read_bundle
+from sightline.base.bundle import Quality
+from sightline.base.bundle_files import read_bundle
 from tests.e2e.asking import post
 
 SENTENCE = "Two girls are playing with a small brown dog on the beach."

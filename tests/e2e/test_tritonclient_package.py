@@ -11,7 +11,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from lab.bench.server import RunningServer, serving
-from sightline.base.bundle import read_manifest, write_manifest
+from sightline.base.bundle_files import read_manifest, write_manifest
 from tests.e2e.asking import post
 
 TEXTS = ["Two girls are playing.", "A man sleeps on a bench in the park."]

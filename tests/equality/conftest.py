@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from lab.bench.marian import to_marian
 from lab.bench.weights import read_model
-from sightline.base.bundle import read_bundle, read_manifest
+from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.export.options import BundleMetadata
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx2 as httpx
 
-from sightline.base.bundle import MANIFEST, read_bundle, read_manifest, write_manifest
+from sightline.base.bundle import MANIFEST
+from sightline.base.bundle_files import read_bundle, read_manifest, write_manifest
 from sightline.export.options import BundleMetadata
 from sightline.model.architectures.factory import Model, TranslationModel
 from sightline.model.checkpoint import load_checkpoint, save_checkpoint

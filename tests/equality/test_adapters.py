@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from lab.bench.weights import dequantize, read_model
-from sightline.base.bundle import read_manifest
+from sightline.base.bundle_files import read_manifest
 from sightline.export.check.sessions import encode, open_sessions
 from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.options import QuantizationRecipe

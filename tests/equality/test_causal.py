@@ -10,7 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from sightline.base.bundle import PREFILL_TOKENS, BundleError, QuantScheme, read_bundle
+from sightline.base.bundle import PREFILL_TOKENS, BundleError, QuantScheme
+from sightline.base.bundle_files import read_bundle
 from sightline.export.check.sessions import open_sessions
 from sightline.export.convert.calibrate import MAX_NEW_TOKENS as MAX_STEPS
 from sightline.export.convert.calibrate import measure_ranges

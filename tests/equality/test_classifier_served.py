@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.checkpoint import load_model
 from sightline.model.config import ClassifierConfig

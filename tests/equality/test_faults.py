@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from sightline.base.bundle import read_bundle, read_manifest, record_files, write_manifest
+from sightline.base.bundle_files import read_bundle, read_manifest, record_files, write_manifest
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.export.convert.conversions import half_bundle
 from sightline.service.engine.checks import checked_outputs, run_test_input

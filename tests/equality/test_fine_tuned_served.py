@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from sightline.__main__ import main
-from sightline.base.bundle import read_manifest
+from sightline.base.bundle_files import read_manifest
 from sightline.export import pipeline, training_check
 from sightline.model.architectures.bert import BertClassifier, BertEncoder
 from sightline.model.architectures.llama import Llama

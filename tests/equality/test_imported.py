@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.export.check.sessions import Sessions, onnx_steps, open_sessions
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.decoding.reference import greedy

@@ -18,7 +18,8 @@ import torch
 from tokenizers import Tokenizer
 
 from sightline.__main__ import main as train
-from sightline.base.bundle import ChatTemplate, read_manifest
+from sightline.base.bundle import ChatTemplate
+from sightline.base.bundle_files import read_manifest
 from sightline.base.text.chat_prompt import apply_chat_template
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.export import pipeline

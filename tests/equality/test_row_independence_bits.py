@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.ort import OnnxRunner, _ArrayGroup

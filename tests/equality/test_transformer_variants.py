@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.export.check.sessions import encode, open_sessions
 from sightline.export.convert.conversions import half_bundle, quantize_bundle
 from sightline.export.import_errors import VerificationError

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.export import pipeline
 from sightline.export.check import alignment
 from sightline.export.check.sessions import Sessions, open_sessions

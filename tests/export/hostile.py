@@ -12,11 +12,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sightline.export.tokenizers.sentencepiece import SentencePieceModel
-from tests.export.packed_models import Packing, quantize
 from tests.export.test_causal_encoders import IDENTITY, LANGUAGE_MODEL, MESSAGES, TEMPLATE
 from tests.export.test_encoder_families import ORIGINAL_GTE
 from tests.export.test_jina import write_model
-from tests.export.test_packed_weights import AWQ, GPTQ
 from tests.export.test_predictions import sparse_files
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 from tests.zoo.folders import modules
@@ -43,7 +41,6 @@ T5: dict[str, Any] = {
     "num_decoder_layers": 1, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0, "n_positions": 20,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
 }  # fmt: skip
-PACKED = DECODER | {"hidden_size": 32, "intermediate_size": 32, "head_dim": 16}  # 8 codes are one number
 ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1000.0}
 CHECKPOINTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "bert": ("BertForSequenceClassification", ENCODER | {"num_labels": 3}),
@@ -120,11 +117,8 @@ CHECKPOINTS |= {
     "splade": ("BertForMaskedLM", ENCODER),
     "logit score": ("Qwen3ForCausalLM", DECODER | {"max_position_embeddings": 200}),
     "reranker": ("Qwen3ForCausalLM", DECODER | {"max_position_embeddings": 200}),
-    "gptq": ("LlamaForCausalLM", PACKED),
-    "awq": ("Qwen2ForCausalLM", PACKED),
 }
 TASKS: dict[str, Literal["rerank"]] = {"reranker": "rerank"}  # that the user names
-PACKINGS = {"gptq": Packing(GPTQ | {"group_size": 8}, is_symmetric=True), "awq": Packing(AWQ | {"group_size": 8})}
 FOLDERS = {"sentence-transformers": "0_Transformer/"}  # of the Transformer, in older folders
 FILES: dict[str, dict[str, Any]] = {
     "sentence-transformers": {
@@ -204,11 +198,7 @@ def write_checkpoint(family: str, folder: Path, **changes: Any) -> Path:
 def _write_weights(family: str, folder: Path, changes: dict[str, Any]) -> None:
     name, options = CHECKPOINTS[family]
     config = getattr(transformers, name).config_class(**{**options, **changes}, architectures=[name])
-    model = random_model(config, name, scale=0.02)
-    if family in PACKINGS:
-        quantize(model, folder, PACKINGS[family])
-    else:
-        model.save_pretrained(folder)
+    random_model(config, name, scale=0.02).save_pretrained(folder)
 
 
 def write_json(path: Path, content: Any) -> None:

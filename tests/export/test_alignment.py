@@ -9,17 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sightline.base.bundle import (
-    ALIGNMENT_STEPS,
-    Alignment,
-    AlignmentStep,
-    BundleError,
-    Languages,
-    Manifest,
-    read_bundle,
-    read_manifest,
-    write_manifest,
-)
+from sightline.base.bundle import ALIGNMENT_STEPS, Alignment, AlignmentStep, BundleError, Languages, Manifest
+from sightline.base.bundle_files import read_bundle, read_manifest, write_manifest
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.base.text.words import word_spans, words_of
 from sightline.export.check.alignment import (

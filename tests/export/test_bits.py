@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sightline.base.bundle import AgreementQuality, EmbeddingQuality, Manifest, read_bundle
+from sightline.base.bundle import AgreementQuality, EmbeddingQuality, Manifest
+from sightline.base.bundle_files import read_bundle
 from sightline.export import commands
 from sightline.export.convert import text_quality
 from sightline.export.options import ImportOptions, Kind

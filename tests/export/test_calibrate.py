@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sightline.base.bundle import Manifest, read_bundle
+from sightline.base.bundle import Manifest
+from sightline.base.bundle_files import read_bundle
 from sightline.export.convert.calibrate import MAX_NEW_TOKENS, measure_ranges
 from sightline.export.convert.quantize import product_inputs
 from sightline.model.architectures.transformer import Transformer

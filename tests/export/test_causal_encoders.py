@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import Gemma3TextConfig, LlamaConfig, Qwen3Config, T5Config, T5ForConditionalGeneration
 
-from sightline.base.bundle import Manifest, PairTemplate, read_bundle
+from sightline.base.bundle import Manifest, PairTemplate
+from sightline.base.bundle_files import read_bundle
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.base.text.pairs import tokenize_with_template
 from sightline.base.text.tokenizer import read_tokenizer

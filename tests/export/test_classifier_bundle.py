@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sightline.base.bundle import MANIFEST, BundleError, read_bundle, read_manifest
+from sightline.base.bundle import MANIFEST, BundleError
+from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.export.check.sessions import Array, encode, open_session, open_sessions
 from sightline.export.convert.conversions import half_bundle
 from sightline.export.import_errors import VerificationError

@@ -138,8 +138,8 @@ REJECTED: Mapping[str, tuple[str, Edit, str]] = {
     "unknown key": ("llama", setting(attention_sinks=4), r"has 1 keys that are not known .*: attention_sinks"),
     "quantized": (
         "llama",
-        setting(quantization_config={"bits": 4}),
-        r"the weights are quantized \(an unnamed format, 4 bits\), .* with the unquantized weights",
+        setting(quantization_config={"quant_method": "gptq", "bits": 4}),
+        r"the weights are quantized, .* import the repository with the original weights",
     ),
     "interleaved": ("llama", setting(rope_interleaved=True), r"rope_interleaved is true, which is not supported"),
     "partial": ("llama", setting(partial_rotary_factor=0.5), r"partial_rotary_factor is 0\.5"),

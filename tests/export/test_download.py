@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.base.errors import UsageError
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.catalogue import CATALOGUE

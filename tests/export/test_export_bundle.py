@@ -13,7 +13,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from sightline.base.bundle import BundleError, check_files, read_bundle, read_manifest, record_files, write_manifest
+from sightline.base.bundle import BundleError
+from sightline.base.bundle_files import check_files, read_bundle, read_manifest, record_files, write_manifest
 from sightline.base.errors import UsageError
 from sightline.base.external_data import ExternalTensor, external_tensors
 from sightline.export.check.verify import MAX_ROWS

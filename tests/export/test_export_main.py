@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sightline.base.bundle import ChatTemplate, Languages, read_bundle, read_manifest, write_manifest
+from sightline.base.bundle import ChatTemplate, Languages
+from sightline.base.bundle_files import read_bundle, read_manifest, write_manifest
 from sightline.export import commands, pipeline
 from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.options import languages_of

@@ -15,16 +15,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from sightline.base.bundle import read_bundle
 from sightline.export.check.sessions import Sessions, onnx_steps, open_sessions
 from sightline.export.convert.text_quality import chrf, greedy_outputs
 from sightline.export.families import firefox
 from sightline.export.families.description import Description
-from sightline.export.options import BundleMetadata, ExportOptions
+from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.firefox import find_firefox_files
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
-from sightline.export.sources.firefox.shortlist import parse_shortlist
 from sightline.export.sources.opened_checkpoint import StoredTensor, Tensors
 from sightline.export.tokenizers import firefox_tokenizer
 from sightline.model.decoding.processors import LogitsProcessors
@@ -157,7 +155,7 @@ def test_the_alignment_head_aligns_words(package: Path) -> None:
     assert aligned[:-1].tolist() == [0, 1, 2, 3, 4, 4, 5, 6]
 
 
-# The shortlist
+# The engine of the package
 
 BATCH_SIZE = 50
 # Runs the engine of the package, without its corrections of spelling and spacing.
@@ -177,85 +175,50 @@ ENGINE_TEXTS = {
 
 @dataclass(frozen=True)
 class Imported:
-    """Bundles of one model, and sources in its source language."""
+    """Bundle of one model, and texts in its source language."""
 
     folder: Path  # of the checkpoint
-    unrestricted: Sessions
-    restricted: Sessions  # with the shortlist
+    sessions: Sessions
     tokenizer: Tokenizer
     texts: list[str]
 
-    def ids(self) -> list[list[int]]:
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(self.texts)]
-
-    def translate(self, sessions: Sessions) -> list[str]:
-        return [self.tokenizer.decode(ids) for ids in translated(sessions, self.ids())]
-
-
-def translated(sessions: Sessions, sources: Sequence[list[int]]) -> list[list[int]]:
-    batches = [sources[start : start + BATCH_SIZE] for start in range(0, len(sources), BATCH_SIZE)]
-    return [ids for batch in batches for ids in greedy_outputs(sessions, batch)]
+    def translate(self, texts: Sequence[str]) -> list[str]:
+        sources = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
+        batches = [sources[start : start + BATCH_SIZE] for start in range(0, len(sources), BATCH_SIZE)]
+        return [self.tokenizer.decode(ids) for batch in batches for ids in greedy_outputs(self.sessions, batch)]
 
 
-def import_both(folder: Path, texts: list[str], out: Path) -> Imported:
-    """Import a model with and without its shortlist; both bundles are verified."""
-    opened: dict[str, Sessions] = {}
-    for name, options in (("unrestricted", ExportOptions()), ("restricted", ExportOptions(shortlist=True))):
-        export_checkpoint(Export(folder, out / name, BundleMetadata(name), options, "firefox"))
-        opened[name] = open_sessions(out / name, read_bundle(out / name))
-    tokenizer = Tokenizer.from_file(str(out / name / opened[name].manifest.source_tokenizer))
-    return Imported(folder, opened["unrestricted"], opened["restricted"], tokenizer, texts)
+def import_model(folder: Path, texts: list[str], out: Path) -> Imported:
+    """Import and verify a model."""
+    manifest = export_checkpoint(Export(folder, out, BundleMetadata("firefox"), kind="firefox")).manifest
+    tokenizer = Tokenizer.from_file(str(out / manifest.source_tokenizer))
+    return Imported(folder, open_sessions(out, manifest), tokenizer, texts)
 
 
 @pytest.fixture(scope="session")
-def english_bundles(package: Path, sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Imported:
-    return import_both(package / MODELS / "enpt-1693087644", sentences, tmp_path_factory.mktemp("bundles"))
+def english_bundle(package: Path, sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    return import_model(package / MODELS / "enpt-1693087644", sentences, tmp_path_factory.mktemp("bundles") / "en")
 
 
 @pytest.fixture(scope="session")
-def portuguese_bundles(package: Path, english_bundles: Imported, tmp_path_factory: pytest.TempPathFactory) -> Imported:
-    texts = english_bundles.translate(english_bundles.unrestricted)
-    return import_both(package / MODELS / "pten-1693087646", texts, tmp_path_factory.mktemp("bundles"))
+def portuguese_bundle(package: Path, english_bundle: Imported, tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    texts = english_bundle.translate(english_bundle.texts)
+    return import_model(package / MODELS / "pten-1693087646", texts, tmp_path_factory.mktemp("bundles") / "pt")
 
 
-@pytest.fixture(params=["english_bundles", "portuguese_bundles"])
+@pytest.fixture(params=["english_bundle", "portuguese_bundle"])
 def imported(request: pytest.FixtureRequest) -> Imported:
     model: Imported = request.getfixturevalue(request.param)
     return model
 
 
-def test_translations_with_a_shortlist_equal_those_of_the_reference(imported: Imported) -> None:
-    files, sources = find_firefox_files(imported.folder), imported.ids()[:NUM_SENTENCES]
-    size = imported.tokenizer.get_vocab_size()
-    assert files.shortlist is not None
-    shortlist = parse_shortlist(
-        read_file(files.shortlist), files.shortlist.name, source_size=size, target_size=size, is_shared=True
-    )
-    with open_marian(files.model) as marian:
-        reference = FirefoxReference(marian)
-    suppressed = imported.restricted.manifest.generation.suppress_tokens
-    for source, found in zip(sources, translated(imported.restricted, sources), strict=True):
-        candidates = [token for token in shortlist.candidates(source).tolist() if token not in suppressed]
-        assert found == reference.translate(source, MAX_NEW_TOKENS, candidates).ids
-
-
-def test_a_shortlist_changes_few_translations(imported: Imported) -> None:
-    """The shares were 289 and 290 of 300, see docs/models.md."""
-    without, restricted = imported.translate(imported.unrestricted), imported.translate(imported.restricted)
-    same = sum(one == other for one, other in zip(without, restricted, strict=True)) / len(without)
-    likeness = chrf(restricted, without)
-    assert 0.94 <= same < 1 and likeness > 99, f"{same:.1%} equal with and without shortlist, chrF {likeness:.1f}"
-
-
-def test_three_texts_equal_those_of_the_engine_of_the_package(english_bundles: Imported) -> None:
+def test_three_texts_equal_those_of_the_engine_of_the_package(english_bundle: Imported) -> None:
     """The expected texts were written by the engine, so that this needs no engine."""
-    sources = [encoding.ids for encoding in english_bundles.tokenizer.encode_batch(list(ENGINE_TEXTS))]
-    found = [english_bundles.tokenizer.decode(ids) for ids in translated(english_bundles.restricted, sources)]
-    assert found == list(ENGINE_TEXTS.values())
+    assert english_bundle.translate(list(ENGINE_TEXTS)) == list(ENGINE_TEXTS.values())
 
 
 def test_translations_equal_those_of_the_engine_of_the_package(imported: Imported, package: Path) -> None:
-    """The engine uses the shortlist. The shares were 300 and 299 of 300, see docs/models.md."""
+    """The engine uses a shortlist. The shares were 289 of 300, see docs/models.md."""
     command = [sys.executable, "-c", ENGINE, str(imported.folder)]
     environment = {**os.environ, "PYTHONPATH": str(package)}
     given = json.dumps(imported.texts)
@@ -263,6 +226,7 @@ def test_translations_equal_those_of_the_engine_of_the_package(imported: Importe
     if "ImportError" in child.stderr:
         pytest.skip(f"the engine of {PACKAGE} does not run here: {child.stderr.strip().splitlines()[-1:]}")
     assert child.returncode == 0, child.stderr
-    expected, found = json.loads(child.stdout), imported.translate(imported.restricted)
-    same = sum(one == other for one, other in zip(found, expected, strict=True)) / len(found)
-    assert same >= 0.98, f"{same:.1%} equal to the package's engine"
+    expected, outputs = json.loads(child.stdout), imported.translate(imported.texts)
+    same = sum(pair[0] == pair[1] for pair in zip(outputs, expected, strict=True)) / len(outputs)
+    likeness = chrf(outputs, expected)
+    assert same >= 0.94 and likeness > 99, f"{same:.1%} equal to the package's engine, chrF {likeness:.1f}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
-from sightline.base.bundle import read_bundle, sha256_of
+from sightline.base.bundle_files import read_bundle, sha256_of
 from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family
 from sightline.export.import_errors import ImportFailedError

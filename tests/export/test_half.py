@@ -9,7 +9,8 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from sightline.base.bundle import BundleError, Manifest, Quantization, read_bundle, write_manifest
+from sightline.base.bundle import BundleError, Manifest, Quantization
+from sightline.base.bundle_files import read_bundle, write_manifest
 from sightline.export.check.sessions import Sessions, encode, initial_states, onnx_steps, open_sessions, run_step
 from sightline.export.convert.conversions import half_bundle
 from sightline.export.convert.half import OPSET, half_graphs

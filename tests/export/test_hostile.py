@@ -20,7 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 from sightline.base.errors import UsageError
 from sightline.base.memory import bounded_memory
 from sightline.base.text.jinja import ChatTemplateError
-from sightline.base.text.tokenizer import check_bounds
+from sightline.base.text.tokenizer_parts import check_bounds
 from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.limits import folder_bytes
 from sightline.export.options import BundleMetadata, ExportOptions

@@ -17,7 +17,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
 from sightline.__main__ import main as sightline
-from sightline.base.bundle import BundleError, Verification, read_bundle, read_manifest
+from sightline.base.bundle import BundleError, Verification
+from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export import pipeline
 from sightline.export.card import model_card

@@ -14,7 +14,8 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from sightline.base.bundle import EmbeddingQuality, SentenceEmbedding, read_bundle
+from sightline.base.bundle import EmbeddingQuality, SentenceEmbedding
+from sightline.base.bundle_files import read_bundle
 from sightline.export.check.sessions import encode, open_sessions
 from sightline.export.check.verify import ComparedTexts
 from sightline.export.convert.conversions import quantize_bundle

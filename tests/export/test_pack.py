@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from sightline.base.bundle import BundleError, Manifest, read_bundle
+from sightline.base.bundle import BundleError, Manifest
+from sightline.base.bundle_files import read_bundle
 from sightline.export.check.sessions import onnx_steps, open_sessions
 from sightline.export.convert.conversions import pack_bundle, quantize_bundle
 from sightline.export.convert.pack import MIN_SIZE, round_matrix

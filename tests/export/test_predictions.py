@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sightline.base.bundle import Manifest, read_bundle
+from sightline.base.bundle import Manifest
+from sightline.base.bundle_files import read_bundle
 from sightline.export.check import verify as verification
 from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.import_errors import ImportFailedError, VerificationError

@@ -1,14 +1,15 @@
-"""Tests of group-wise quantization of products and embedding tables."""
+"""Tests of group-wise quantization of products, embedding tables and quantized weights."""
 
 from pathlib import Path
 from typing import Literal
 
+import gguf
 import numpy as np
 import pytest
 import torch
 
 from sightline.base.bundle import QuantScheme
-from sightline.export.convert.quantize import quantize_blocks
+from sightline.export.convert.quantize import exact_blocks, quantize_blocks
 from sightline.export.graphs.builder import GraphBuilder
 from sightline.export.options import BLOCK_SIZES, QuantizationRecipe
 from tests.export.products import (
@@ -17,6 +18,7 @@ from tests.export.products import (
     SIZE,
     Array,
     Draw,
+    dequantized,
     draw,
     everywhere,
     gemm_transposed,
@@ -51,6 +53,27 @@ def test_weights_move_by_at_most_one_step_and_the_largest_not_at_all(recipe: Qua
 @pytest.mark.parametrize("recipe", IN_BLOCKS, ids=str)
 def test_zeros_stay_zeros(recipe: QuantizationRecipe) -> None:
     assert not rounded(np.zeros((2, 40), np.float32), recipe.bits, recipe.block_size).any()
+
+
+def test_other_weights_are_not_taken_for_quantized_ones() -> None:
+    rows = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    codes = np.arange(16, dtype=np.float32) * np.float32(0.25)
+    assert exact_blocks(rows, 4, 16) is None
+    assert exact_blocks(rows.astype(np.float16).astype(np.float32), 4, 16) is None
+    assert exact_blocks(codes[None] - 1, 4, 16) is not None
+    assert exact_blocks(np.append(codes[:15], np.float32(4))[None] - 1, 4, 16) is None  # 17 steps
+    assert exact_blocks(codes[None] + 1, 4, 16) is None  # from 4 to 19, where no code is 0
+    assert exact_blocks(codes[None] * np.float32(1e20), 4, 16) is None
+
+
+@pytest.mark.parametrize(("encoding", "bits", "block_size"), [("Q8_0", 8, 32), ("Q8_0", 8, 16), ("Q4_0", 4, 16)])
+def test_blocks_hold_the_codes_of_gguf(encoding: str, bits: int, block_size: int) -> None:
+    kind = gguf.GGMLQuantizationType[encoding]
+    rows = np.random.default_rng(1).standard_normal((300, 96)).astype(np.float32)
+    rows = gguf.dequantize(gguf.quantize(rows, kind), kind)
+    exact = exact_blocks(rows, bits, block_size)
+    assert exact is not None
+    np.testing.assert_array_equal(dequantized(*exact, bits), rows)
 
 
 @pytest.mark.parametrize(("bits", "size"), [(5, 32), (8, 48), (8, 128), (4, 32), (4, 64)])

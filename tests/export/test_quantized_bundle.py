@@ -7,7 +7,8 @@ import numpy as np
 import onnx
 import pytest
 
-from sightline.base.bundle import BundleError, Languages, Quality, read_bundle
+from sightline.base.bundle import BundleError, Languages, Quality
+from sightline.base.bundle_files import read_bundle
 from sightline.export.check.sessions import onnx_steps, open_sessions
 from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.convert.quality import ParallelText

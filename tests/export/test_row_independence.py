@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.export.check.sessions import Sessions, encode, initial_states, open_sessions, run_step
 from sightline.export.convert.calibrate import measure_ranges
 from sightline.export.convert.quantize import quantize_graphs

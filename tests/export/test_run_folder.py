@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.base.bundle import Languages, Manifest, SentenceEmbedding, Verification, read_bundle, read_manifest
+from sightline.base.bundle import Languages, Manifest, SentenceEmbedding, Verification
+from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.export import commands
 from sightline.export.card import CARD, MARK
 from sightline.export.describe import described

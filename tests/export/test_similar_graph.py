@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 import torch
 
-from sightline.base.bundle import read_bundle, write_manifest
+from sightline.base.bundle_files import read_bundle, write_manifest
 from sightline.export.check.sessions import Array, open_sessions
 from sightline.export.convert.conversions import half_bundle, quantize_bundle
 from sightline.export.graphs.builder import WeightFile

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.export.check.sessions import encode, initial_states, open_sessions, run_step
 from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.convert.states import LEVELS, MARGIN, measure_states, round_states

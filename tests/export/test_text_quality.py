@@ -32,8 +32,8 @@ from sightline.base.bundle import (
     PredictionQuality,
     SentenceEmbedding,
     TextQuality,
-    read_bundle,
 )
+from sightline.base.bundle_files import read_bundle
 from sightline.export import pipeline
 from sightline.export.check.sessions import Sessions, encode, onnx_steps, open_sessions
 from sightline.export.convert import text_quality

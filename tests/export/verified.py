@@ -5,7 +5,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from sightline.base.bundle import Verification, read_manifest
+from sightline.base.bundle import Verification
+from sightline.base.bundle_files import read_manifest
 from sightline.export.check.verify import verify
 from sightline.export.families import trained
 from sightline.model.architectures.causal import CausalModel

@@ -23,16 +23,8 @@ import numpy as np
 import onnx
 import pytest
 
-from sightline.base.bundle import (
-    MANIFEST,
-    MAX_BEAMS,
-    BundleError,
-    Manifest,
-    check_files,
-    read_manifest,
-    record_files,
-    write_manifest,
-)
+from sightline.base.bundle import MANIFEST, MAX_BEAMS, BundleError, Manifest
+from sightline.base.bundle_files import check_files, read_manifest, record_files, write_manifest
 from sightline.base.machine import resident_bytes
 from sightline.base.threads import run_in_threads
 from sightline.export.convert.conversions import half_bundle

@@ -29,7 +29,7 @@ from onnx import TensorProto, helper
 from lab.bench.process import family_cpu_seconds
 from lab.bench.server import free_port
 from sightline import __version__
-from sightline.base.bundle import read_bundle, record_files, write_manifest
+from sightline.base.bundle_files import read_bundle, record_files, write_manifest
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.service.__main__ import check_one_runtime, main
 from sightline.service.settings import SettingsError

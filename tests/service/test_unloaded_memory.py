@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from sightline.base.bundle import Graph, Manifest, read_manifest, record_files, write_manifest
+from sightline.base.bundle import Graph, Manifest
+from sightline.base.bundle_files import read_manifest, record_files, write_manifest
 from sightline.base.machine import resident_bytes
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.observer import NullObserver

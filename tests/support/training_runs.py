@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from sightline.base.bundle import Manifest, Verification, read_bundle
+from sightline.base.bundle import Manifest, Verification
+from sightline.base.bundle_files import read_bundle
 from sightline.export import pipeline
 from sightline.export.options import BundleMetadata, ExportOptions
 

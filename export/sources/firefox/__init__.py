@@ -1,4 +1,4 @@
-"""Firefox translation models: folders with a Marian model, vocabularies and a shortlist."""
+"""Firefox translation models: folders with a Marian model and vocabularies."""
 
 import hashlib
 import re
@@ -8,13 +8,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from sightline.base.bundle import sha256_of
+from sightline.base.bundle_files import sha256_of
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.firefox.marian_binary import read_file
 from sightline.export.sources.opened_checkpoint import FolderFiles
 
 MODEL = re.compile(r"model\.([a-z]+)\.intgemm(8|\.alphas)\.bin(\.gz)?")
-SHORTLIST_FILE = "lex.50.50.{}.s2t.bin"
 METADATA = "metadata.json"
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # BCP 47
 
@@ -27,11 +26,9 @@ class FirefoxFiles:
     model: Path
     source_vocabulary: Path
     target_vocabulary: Path  # the same file if both languages share a vocabulary
-    shortlist: Path | None
 
     @property
-    def required(self) -> tuple[Path, ...]:
-        """The files without the shortlist."""
+    def paths(self) -> tuple[Path, ...]:
         return self.model, *dict.fromkeys((self.source_vocabulary, self.target_vocabulary))
 
     @property
@@ -77,7 +74,7 @@ def find_firefox_files(folder: Path) -> FirefoxFiles:
             f"{folder} has no vocab.{pair}.spm, and not both srcvocab.{pair}.spm and trgvocab.{pair}.spm; download "
             "them to the folder"
         )
-    return FirefoxFiles(pair, model, source, target, _first(folder, [SHORTLIST_FILE.format(pair)]))
+    return FirefoxFiles(pair, model, source, target)
 
 
 def read_metadata(folder: FolderFiles, files: FirefoxFiles) -> Metadata:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lab.bench.options import Options
 from lab.bench.record import Figure, Result
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.observer import NullObserver
 from sightline.service.engine.request import GenerateRequest

@@ -45,7 +45,7 @@ class SightlineDecoder:
     """Sightline's engine, given all sources at once; rows are refilled as they become free."""
 
     def __init__(self, bundle: Path, num_threads: int, max_rows: int) -> None:
-        from sightline.base.bundle import read_bundle
+        from sightline.base.bundle_files import read_bundle
         from sightline.service.engine.engine import Engine
         from sightline.service.runtime.ort import OnnxRunner
 

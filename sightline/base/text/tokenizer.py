@@ -6,22 +6,31 @@ BART), SentencePiece with Metaspace (T5, XLM-R, NLLB, Marian), SentencePiece wit
 other tokens are, except for the first token, which may lose its leading space.
 """
 
-import base64
 import codecs
 import itertools
 import json
-import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer
 
 from sightline.base.bundle import BundleError
 from sightline.base.interruptions import INTERRUPTIONS
+from sightline.base.text.tokenizer_parts import (
+    BYTE_TOKEN,
+    byte_alphabet,
+    check_bounds,
+    check_decoder,
+    config_of,
+    replace_slow_pattern,
+    split_special_tokens,
+    steps_of,
+    token_bytes,
+    without_first_space,
+)
 
 T = TypeVar("T")
 Offsets = list[tuple[int, int] | None]  # start and end of each token's characters; None for special tokens
@@ -36,16 +45,6 @@ CHARACTERS_PER_TOKEN = 8  # more than almost all texts have
 # use has longer tokens. One token can still stand for more characters: a word that is unknown, or
 # spaces that are merged.
 MAX_CHARACTERS_PER_TOKEN = 128
-# Spaces before and after a text, as the `tokenizers` library finds them in time that is linear in
-# the length of the text. Bundles that were exported before have an expression that took quadratic
-# time to find the same.
-OUTER_SPACES = r"\A +(?:[ ▁]*\z)?|(?<![ ▁])[ ▁]+\z"
-SLOW_OUTER_SPACES = r"\A +|[ ▁]+\z"
-# Rules of a tokenizer may make a text this many times longer. They are applied to all of it while
-# Python's global lock is held.
-MAX_GROWTH = 1000
-MAX_TOKENS = 1 << 22  # of a vocabulary
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a token of byte fallback
 FIRST = "a"  # a token before another one, to find the text that the other adds
 
 
@@ -75,13 +74,13 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Build the table of each token's bytes. Raises `ValueError` for an unknown decoder."""
-        decoder = _config(tokenizer.decoder)
-        _check_decoder(decoder)
+        decoder = config_of(tokenizer.decoder)
+        check_decoder(decoder)
         tokenizer.encode_special_tokens = True  # special tokens in the input text are plain text
         tokenizer.no_padding()
         tokenizer.no_truncation()
         special_ids = {id_ for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-        _split_special_tokens(tokenizer, special_ids)
+        split_special_tokens(tokenizer, special_ids)
         self._tokenizer = tokenizer
         self._continuing = without_first_space(tokenizer)
         self._with_mask: dict[int, Tokenizer] = {}  # made when they are needed, see `encode_masked`
@@ -92,7 +91,7 @@ class TextTokenizer:
         names = sorted(self._id_of_special, key=len, reverse=True)
         self._special_names = re.compile("(" + "|".join(map(re.escape, names)) + ")")
         self._absorbs = {id_: (added.lstrip, added.rstrip) for id_, added in special.items()}
-        kinds = [step["type"] for step in _steps(decoder)]
+        kinds = [step["type"] for step in steps_of(decoder)]
         self._is_byte_level = kinds == ["ByteLevel"]
         self._has_byte_tokens = "ByteFallback" in kinds
         byte_of = byte_alphabet() if self._is_byte_level else {}
@@ -106,14 +105,14 @@ class TextTokenizer:
             if not token:
                 self._bytes.append(b"")
             elif self._is_byte_level:
-                self._bytes.append(_token_bytes(token, byte_of))
+                self._bytes.append(token_bytes(token, byte_of))
             else:
                 self._bytes.append(self._decode_token(token, is_first=False))
         self._unused_ids = frozenset(unused)
         self._skipped_ids = self._special_ids | self._unused_ids  # ids that add nothing to a text
         self.longest_token_bytes = max(map(len, self._bytes))
         if self._is_byte_level:
-            steps = _steps(_config(tokenizer.pre_tokenizer))
+            steps = steps_of(config_of(tokenizer.pre_tokenizer))
             self.strips_leading_space = any(step.get("add_prefix_space") is True for step in steps)
         else:
             self.strips_leading_space = self._strips_leading_space(decoder)
@@ -455,7 +454,7 @@ class TextTokenizer:
         """Return True if decoding removes the space before the first word."""
         if not decoder or decoder["type"] == "WordPiece":
             return True
-        mark = next((step["replacement"] for step in _steps(decoder) if step["type"] == "Metaspace"), " ")
+        mark = next((step["replacement"] for step in steps_of(decoder) if step["type"] == "Metaspace"), " ")
         text: str = self._tokenizer.decoder.decode([f"{mark}{FIRST}"])
         return not text.startswith(" ")
 
@@ -485,7 +484,7 @@ def read_tokenizer(path: Path) -> TextTokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
         check_bounds(tokenizer)
-        _replace_slow_pattern(tokenizer)
+        replace_slow_pattern(tokenizer)
         return TextTokenizer(tokenizer)
     except INTERRUPTIONS:
         raise
@@ -524,179 +523,3 @@ def _end_of_removed(text: str, start: int, end: int) -> int:
     while start < end and not text[start].isspace():
         start += 1
     return start
-
-
-# The parts of a tokenizer
-
-
-def _config(part: Any) -> dict[str, Any]:
-    """Return the configuration of a part of a tokenizer; it is empty for None."""
-    config: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
-    return config
-
-
-def _steps(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a part of a tokenizer in order; sequences are flattened."""
-    if config.get("type") == "Sequence":
-        for name in ("normalizers", "pretokenizers", "processors", "decoders"):
-            for step in config.get(name) or ():
-                yield from _steps(step)
-    elif config:
-        yield config
-
-
-def check_bounds(tokenizer: Tokenizer) -> None:
-    """Raise `ValueError` unless the work and the memory of a tokenizer are bounded.
-
-    Tables of tokens have a row for each id. A few rules that each double a text lengthen it much.
-    """
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    if not vocabulary:
-        raise ValueError("it has no tokens")
-    largest = max(vocabulary.values())
-    if largest >= MAX_TOKENS:
-        raise ValueError(f"it has the token id {largest}; ids must be less than {MAX_TOKENS}")
-    parts = {
-        "normalizer": tokenizer.normalizer,
-        "pre-tokenizer": tokenizer.pre_tokenizer,
-        "post-processor": tokenizer.post_processor,
-        "decoder": tokenizer.decoder,
-    }
-    for name, part in parts.items():
-        growth = math.prod(map(_growth_of, _steps(_config(part))))
-        if growth > MAX_GROWTH:
-            raise ValueError(f"its {name} can make a text {growth:.3g} times longer; at most {MAX_GROWTH} is allowed")
-
-
-def _growth_of(step: dict[str, Any]) -> float:
-    """Return how many times longer a step can make a text, without what it adds once."""
-    kind = step["type"]
-    if kind == "Replace":
-        ((pattern_kind, pattern),) = step["pattern"].items()
-        if pattern_kind == "String" and pattern:
-            return max(1.0, len(step["content"]) / len(pattern))
-        return float(max(1, len(step["content"]) + _matches_nothing(pattern)))
-    if kind == "TemplateProcessing":
-        counts = Counter(
-            piece["Sequence"]["id"] for part in ("single", "pair") for piece in step[part] if "Sequence" in piece
-        )
-        return max(1.0, *(count / 2 for count in counts.values()))
-    if kind == "Precompiled":
-        return _longest_rule(base64.b64decode(step["precompiled_charsmap"]))
-    # A character has at most 4 bytes in UTF-8.
-    return {"ByteLevel": 4.0, "Metaspace": 2.0}.get(kind, 1.0)
-
-
-def _longest_rule(charsmap: bytes) -> float:
-    """Return the length of the longest text that SentencePiece's compiled rules insert.
-
-    The rules are the size of a trie in four bytes, the trie, and texts that end with a zero.
-    """
-    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].decode(errors="replace")
-    return float(max(1, *map(len, texts.split("\0"))))
-
-
-def _matches_nothing(pattern: str) -> bool:
-    """Return True if an expression can match where there is no character."""
-    try:
-        return re.match(pattern, "") is not None
-    except re.error:  # another syntax than Python's
-        return True
-
-
-def _replace_slow_pattern(tokenizer: Tokenizer) -> None:
-    """Replace the expression of bundles that were exported before `OUTER_SPACES`."""
-    config = _config(tokenizer.normalizer)
-    slow = [step for step in _steps(config) if step.get("pattern") == {"Regex": SLOW_OUTER_SPACES}]
-    for step in slow:
-        step["pattern"] = {"Regex": OUTER_SPACES}
-    if slow:
-        normalizer = normalizers.Sequence([])
-        normalizer.__setstate__(json.dumps(config).encode())
-        tokenizer.normalizer = normalizer
-
-
-def _check_decoder(config: dict[str, Any]) -> None:
-    """Raise `ValueError` unless a decoder converts each token but the first one on its own."""
-    steps = list(_steps(config))
-    is_fused = has_bytes = False
-    for step in steps:
-        kind = step["type"]
-        if kind == "ByteLevel" and len(steps) == 1:
-            continue
-        if kind in ("Metaspace", "WordPiece", "Replace", "ByteFallback") and not is_fused:
-            has_bytes = has_bytes or kind == "ByteFallback"
-        elif kind == "Strip" and (step["start"] <= 1 and step["stop"] == 0 if is_fused else not has_bytes):
-            continue
-        elif kind == "Fuse":
-            is_fused = True
-        else:
-            raise ValueError(
-                f"its decoder has the step {kind}, which is not supported here; supported are ByteLevel, WordPiece, "
-                "Metaspace, and sequences of Replace, ByteFallback, Fuse and Strip(start=1, stop=0)"
-            )
-
-
-def _split_special_tokens(tokenizer: Tokenizer, special_ids: set[int]) -> None:
-    """Make a model unable to find its special tokens in a text.
-
-    The option `encode_special_tokens` keeps the library from looking for them, but a Unigram model
-    finds all pieces of its vocabulary, also `</s>` and `<0x0A>`, which SentencePiece excludes. A
-    last pre-tokenizer therefore separates the first character of such a name from the rest.
-    """
-    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
-    is_unigram = isinstance(tokenizer.model, models.Unigram)
-    names = [tokenizer.id_to_token(id_) or "" for id_ in special_ids]
-    if is_unigram:
-        names += [token for token in vocabulary if BYTE_TOKEN.fullmatch(token)]
-    findable = [
-        name
-        for name in names
-        if len(name) > 1
-        and name in vocabulary
-        and (is_unigram or vocabulary[name] in tokenizer.encode(name, add_special_tokens=False).ids)
-    ]
-    if not findable:
-        return
-    rests: dict[str, list[str]] = {}
-    for name in sorted(findable):
-        rests.setdefault(name[0], []).append(re.escape(name[1:]))
-    pattern = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
-    split = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
-    existing = tokenizer.pre_tokenizer
-    tokenizer.pre_tokenizer = split if existing is None else pre_tokenizers.Sequence([existing, split])
-
-
-def without_first_space(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer for texts after special tokens.
-
-    A pre-tokenizer Metaspace with the `prepend_scheme` "first" inserts a space only at the start of
-    the whole input. The tokenizer is copied only in this case.
-    """
-    if all(step.get("prepend_scheme") != "first" for step in _steps(_config(tokenizer.pre_tokenizer))):
-        return tokenizer
-    config = json.loads(tokenizer.to_str())
-    for step in _steps(config["pre_tokenizer"]):
-        if step.get("prepend_scheme") == "first":
-            step["prepend_scheme"] = "never"
-    copied = Tokenizer.from_str(json.dumps(config))
-    copied.encode_special_tokens = tokenizer.encode_special_tokens
-    return copied
-
-
-def byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of the byte-level BPE alphabet of GPT-2.
-
-    See Radford et al. 2019, section 2.2. Printable bytes are represented by their own character,
-    other bytes by characters from U+0100 on.
-    """
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
-
-
-def _token_bytes(token: str, byte_of: dict[str, int]) -> bytes:
-    try:
-        return bytes(byte_of[character] for character in token)
-    except KeyError:  # an added token is stored as plain text
-        return token.encode()

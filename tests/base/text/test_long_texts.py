@@ -12,14 +12,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Regex, normalizers
 
-from sightline.base.text.tokenizer import (
-    LONG_TEXT,
-    MAX_CHARACTERS_PER_TOKEN,
-    OUTER_SPACES,
-    SLOW_OUTER_SPACES,
-    TextTokenizer,
-    read_tokenizer,
-)
+from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer, read_tokenizer
+from sightline.base.text.tokenizer_parts import OUTER_SPACES, SLOW_OUTER_SPACES
 from sightline.export.tokenizers.sentencepiece import convert_sentencepiece
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts

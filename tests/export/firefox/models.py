@@ -1,4 +1,4 @@
-"""Writers of Marian models and shortlists, and a small random model."""
+"""Writers of Marian models, and a small random model."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.export.sources.firefox.marian_binary import CONFIG, FLOAT32, INT8, INTGEMM8
-from sightline.export.sources.firefox.shortlist import MAGIC, _checksum
 from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 
@@ -71,15 +70,6 @@ def write_entries(
     return written + b"".join(data for *_, data in entries)
 
 
-def write_shortlist(lists: Sequence[Sequence[int]], num_frequent: int = 2, num_best: int = 50) -> bytes:
-    """Return a binary shortlist with the target ids of each source id."""
-    offsets = np.cumsum([0, *map(len, lists)]).astype("<u8")
-    targets = np.array([id_ for ids in lists for id_ in ids], "<u4")
-    counted = struct.pack("<4Q", num_frequent, num_best, len(offsets), len(targets))
-    content = counted + offsets.tobytes() + targets.tobytes()
-    return struct.pack("<QQ", MAGIC, _checksum(content)) + content
-
-
 def write_vocabulary(size: int) -> bytes:
     """Return a SentencePiece model with the special tokens of Mozilla's and single letters."""
     letters = [chr(ord("a") + number) for number in range(size - 4)]
@@ -89,7 +79,7 @@ def write_vocabulary(size: int) -> bytes:
 def write_folder(
     folder: Path, tensors: Mapping[str, NDArray[np.float32]], options: Mapping[str, str | None] | None = None
 ) -> Path:
-    """Write an English-German model as Mozilla publishes it, with a shortlist.
+    """Write an English-German model as Mozilla publishes it.
 
     Args:
         folder: folder to create.
@@ -106,8 +96,6 @@ def write_folder(
     names = ["vocab"] if len(sizes) == 1 else ["srcvocab", "trgvocab"]
     for name, size in zip(names, sizes, strict=True):
         (folder / f"{name}.ende.spm").write_bytes(write_vocabulary(size))
-    lists = [[id_ % VOCABULARY, (3 * id_ + 1) % VOCABULARY] if id_ % 3 else [] for id_ in range(sizes[0])]
-    (folder / "lex.50.50.ende.s2t.bin").write_bytes(write_shortlist(lists, num_frequent=3))
     return folder
 
 

@@ -96,7 +96,7 @@ class FirefoxReference:
         Args:
             source_ids: ids of the source with the end token.
             max_new_tokens: maximum number of generated tokens, end token included.
-            candidates: ids that may be generated, see `Shortlist.candidates`; all by default.
+            candidates: ids that may be generated; all by default.
         """
         inputs: list[int | None] = [None]
         maps = []

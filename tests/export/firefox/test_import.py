@@ -3,36 +3,26 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from tokenizers import Tokenizer
 
-from sightline.base.bundle import Manifest, Origin, State, read_bundle
-from sightline.base.errors import UsageError
-from sightline.export import pipeline
-from sightline.export.check.sessions import Sessions, encode, onnx_steps, open_sessions
-from sightline.export.convert.quantize import quantize_graphs
-from sightline.export.graphs.builder import WeightFile
-from sightline.export.graphs.nodes import EXCLUDED
-from sightline.export.import_errors import ImportFailedError, VerificationError
-from sightline.export.options import BundleMetadata, ExportOptions, QuantizationRecipe
+from sightline.base.bundle import Manifest, Origin
+from sightline.base.bundle_files import read_bundle
+from sightline.export.check.sessions import Sessions, onnx_steps, open_sessions
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.export.sources.firefox.marian_binary import open_marian, read_file
-from sightline.export.sources.firefox.shortlist import Shortlist, parse_shortlist
-from sightline.export.sources.opened_checkpoint import FolderFiles
+from sightline.export.sources.firefox.marian_binary import open_marian
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import greedy
-from tests.export.firefox.models import VOCABULARY, random_tensors, write_folder, write_shortlist, write_vocabulary
+from tests.export.firefox.models import VOCABULARY, random_tensors, write_folder, write_vocabulary
 from tests.export.firefox.reference import END_ID, FirefoxReference
-from tests.support.export import main
 
 TENSORS = random_tensors()
 METADATA = BundleMetadata("imported", "", "MPL-2.0")
-WITH_SHORTLIST = ExportOptions(shortlist=True)
-MODEL, SHORTLIST = "model.ende.intgemm8.bin", "lex.50.50.ende.s2t.bin"
+MODEL, SHORTLIST = "model.ende.intgemm8.bin", "lex.50.50.ende.s2t.bin"  # which is not read
 TEXTS = ["a b", "c", "d e f a", "g h i j k l", "m é"]
 NEW_TOKENS = 8
 
@@ -46,25 +36,19 @@ def import_firefox(folder: Path, bundle: Path, options: ExportOptions = ExportOp
     return export_checkpoint(Export(folder, bundle, METADATA, options, "firefox")).manifest
 
 
-def shortlist_of(folder: Path, *, is_shared: bool) -> Shortlist:
-    size = VOCABULARY if is_shared else VOCABULARY + 4
-    data = read_file(folder / SHORTLIST)
-    return parse_shortlist(data, SHORTLIST, source_size=size, target_size=VOCABULARY, is_shared=is_shared)
-
-
 @pytest.mark.usefixtures("no_child")
 def test_a_folder_becomes_a_verified_bundle(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "ende", TENSORS)
     (folder / "metadata.json").write_text(
         json.dumps({"architecture": "tiny", "sourceLanguage": "en", "targetLanguage": "de", "version": "1.0"})
     )
+    (folder / SHORTLIST).touch()
     manifest = import_firefox(folder, tmp_path / "bundle")
     assert read_bundle(tmp_path / "bundle") == manifest
     assert manifest.languages is not None and manifest.verification is not None
     assert (manifest.languages.sources, manifest.languages.targets) == (("en",), ("de",))
     assert (manifest.architecture, manifest.training_unit) == ("firefox-tiny", "sentence")
     assert manifest.description == "Firefox translation model: en to de, tiny, version 1.0"
-    assert manifest.states[-1].input != "shortlist"
     read = {path.name for path in folder.iterdir()} - {SHORTLIST}
     assert isinstance(manifest.origin, Origin) and manifest.origin.files.keys() == read
 
@@ -81,9 +65,6 @@ def test_a_description_of_the_user_replaces_that_of_the_metadata(tmp_path: Path)
     assert manifest.origin is not None and manifest.origin.kind == "firefox"
 
 
-# The shortlist
-
-
 def translations(sessions: Sessions, sources: list[list[int]]) -> list[list[int]]:
     """Return greedy translations without the end token."""
     manifest = sessions.manifest
@@ -97,50 +78,17 @@ def translations(sessions: Sessions, sources: list[list[int]]) -> list[list[int]
 
 
 @pytest.mark.usefixtures("no_child")
-def test_a_verified_shortlist_restricts_translations_as_in_the_reference(folder: Path, tmp_path: Path) -> None:
-    manifest = import_firefox(folder, tmp_path / "bundle", WITH_SHORTLIST)
+def test_translations_of_a_verified_bundle_equal_those_of_the_reference(folder: Path, tmp_path: Path) -> None:
+    manifest = import_firefox(folder, tmp_path / "bundle")
     assert manifest == read_bundle(tmp_path / "bundle") and manifest.verification is not None
-    assert isinstance(manifest.origin, Origin) and SHORTLIST in manifest.origin.files
-    state = State(input="shortlist", init="encoder", encoder_output="shortlist", shape=(VOCABULARY + 1,))
-    assert manifest.states[-1] == state
     sessions = open_sessions(tmp_path / "bundle", manifest)
     tokenizer = Tokenizer.from_file(str(tmp_path / "bundle" / manifest.source_tokenizer))
     sources = [encoding.ids for encoding in tokenizer.encode_batch(TEXTS)]
-    shortlist = shortlist_of(folder, is_shared=manifest.target_tokenizer == manifest.source_tokenizer)
     with open_marian(folder / MODEL) as marian:
         reference = FirefoxReference(marian)
-    candidates = [[id_ for id_ in shortlist.candidates(source).tolist() if id_ != 1] for source in sources]
-    pairs = list(zip(sources, candidates, strict=True))
-    expected = [reference.translate(source, NEW_TOKENS + 1, allowed).ids for source, allowed in pairs]
+    allowed = [id_ for id_ in range(VOCABULARY) if id_ != 1]
+    expected = [reference.translate(source, NEW_TOKENS + 1, allowed).ids for source in sources]
     assert translations(sessions, sources) == expected
-    everything = [id_ for id_ in range(VOCABULARY) if id_ != 1]
-    assert expected != [reference.translate(source, NEW_TOKENS + 1, everything).ids for source in sources]
-
-
-@pytest.mark.usefixtures("unverified")
-def test_scores_of_a_shortlist_equal_its_candidates_in_any_batch(folder: Path, tmp_path: Path) -> None:
-    manifest = import_firefox(folder, tmp_path / "bundle", WITH_SHORTLIST)
-    sessions = open_sessions(tmp_path / "bundle", manifest)
-    shortlist = shortlist_of(folder, is_shared=manifest.target_tokenizer == manifest.source_tokenizer)
-    # The last source has no end token, which is also the padding.
-    sources = [[5, 9, 3, 0], [7, 0], [0], list(range(1, 17)), [4]]
-    batched = encode(sessions, sources)["shortlist"]
-    for source, scores in zip(sources, batched, strict=True):
-        expected = np.full(VOCABULARY + 1, EXCLUDED, np.float32)
-        expected[shortlist.candidates(source)] = 0
-        np.testing.assert_array_equal(scores, expected, strict=True)
-        np.testing.assert_array_equal(encode(sessions, [source])["shortlist"][0], expected, strict=True)
-
-
-@pytest.mark.usefixtures("unverified")
-def test_the_projection_of_a_model_with_a_shortlist_is_recognised(folder: Path, tmp_path: Path) -> None:
-    """Its scheme differs from that of the layers, so that a mistake would show."""
-    manifest = import_firefox(folder, tmp_path / "bundle", WITH_SHORTLIST)
-    decoder = onnx.load_model(tmp_path / "bundle" / manifest.decoder_graph.file, load_external_data=False)
-    recipe = QuantizationRecipe(8, layers="float32", encoder="float32")
-    with WeightFile(tmp_path / "quantized.bin") as weights:
-        (quantized,) = quantize_graphs([decoder], tmp_path / "bundle", weights, recipe, {})
-    assert [node.op_type for node in quantized.graph.node].count("MatMulNBits") == 1
 
 
 # Errors
@@ -242,50 +190,10 @@ def test_a_vocabulary_of_another_model(tmp_path: Path) -> None:
     check_error(folder, tmp_path, message)
 
 
-def test_a_shortlist_that_is_missing_or_of_another_model(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "ende", TENSORS)
-    other = write_folder(tmp_path / "other", random_tensors(separate=True))
-    (folder / SHORTLIST).write_bytes((other / SHORTLIST).read_bytes())
-    message = f"{SHORTLIST} is not a shortlist of this model: it must have 18 offsets for the source vocabulary, got 22"
-    check_error(folder, tmp_path, message, WITH_SHORTLIST)
-    (folder / SHORTLIST).unlink()
-    message = f"ende has no shortlist {SHORTLIST}; download it to the folder, or import without --shortlist"
-    check_error(folder, tmp_path, message, WITH_SHORTLIST)
-    with pytest.raises(UsageError, match="is not a Firefox translation model, and only those have a shortlist"):
-        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA, WITH_SHORTLIST))
-
-
-@pytest.mark.usefixtures("unverified")
-def test_the_command_line_imports_a_shortlist(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], checkpoint: Path
-) -> None:
-    folder = write_folder(tmp_path / "ende", TENSORS)
-    arguments: list[Any] = [folder, "--out", tmp_path / "bundle", "--shortlist"]
-    assert main(list(map(str, arguments))) == 0
-    assert read_bundle(tmp_path / "bundle").states[-1].input == "shortlist"
-    capsys.readouterr()
-    assert main([str(checkpoint), "--out", str(tmp_path / "run"), "--shortlist"]) == 2
-    assert "is a training run, and only Firefox translation models have a shortlist" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("unverified")
-@pytest.mark.parametrize(
-    ("frequent", "message"),
-    [(1, "can generate tokens that are not in the shortlist of a text"), (VOCABULARY, "logits differ by 1e.04")],
-)
-def test_the_verification_finds_a_shortlist_of_another_model(tmp_path: Path, frequent: int, message: str) -> None:
-    folder = write_folder(tmp_path / "ende", TENSORS)
-    manifest = import_firefox(folder, tmp_path / "bundle", WITH_SHORTLIST)
-    lists = [shortlist_of(folder, is_shared=True).translations(id_).tolist() for id_ in range(VOCABULARY)]
-    (folder / SHORTLIST).write_bytes(write_shortlist(lists, frequent))
-    with FolderFiles(folder) as files, pytest.raises(VerificationError, match=message):
-        pipeline.compare(files, tmp_path / "bundle", manifest, WITH_SHORTLIST)
-
-
 @pytest.mark.usefixtures("unverified")
 def test_links_that_leave_the_folder_are_not_followed(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "ende", TENSORS)
-    for name in (SHORTLIST, "vocab.ende.spm", MODEL):
+    for name in ("vocab.ende.spm", MODEL):
         outside = (folder / name).rename(tmp_path / name)
         (folder / name).symlink_to(outside)
-        check_error(folder, tmp_path, f"{name} is a symbolic link to a file outside of the folder", WITH_SHORTLIST)
+        check_error(folder, tmp_path, f"{name} is a symbolic link to a file outside of the folder")

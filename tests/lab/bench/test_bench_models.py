@@ -6,7 +6,7 @@ import pytest
 from lab.bench import models
 from lab.bench.models import RECIPES, Models, Subject
 from lab.bench.weights import read_model
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 
 
 def test_a_subject_has_a_bundle_of_each_data_type(marian: Subject) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lab.bench import gpu
 from lab.bench.gpu import Equality, compare, main, make_bundles, measure, open_runners, operators_on_other_providers
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.model.data.tokenizer_training import encode_lines, read_tokenizer
 from sightline.service.runtime.runner import Int32, Int64
 from tests.support.fake_runner import FakeRunner, fake_manifest

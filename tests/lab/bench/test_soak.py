@@ -10,7 +10,7 @@ import pytest
 from lab.bench import soak
 from lab.bench.options import Options
 from lab.bench.record import Row
-from sightline.base.bundle import read_manifest
+from sightline.base.bundle_files import read_manifest
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.service.app import create_app
 from sightline.service.settings import Settings

@@ -11,7 +11,7 @@ from lab.study.chats import LINES
 from lab.zoo.data import corpus_folder, read_data
 from lab.zoo.dialogues import draw_dialogues
 from lab.zoo.systems import SYSTEMS, bundle_name
-from sightline.base.bundle import read_manifest, write_manifest
+from sightline.base.bundle_files import read_manifest, write_manifest
 from sightline.export.options import BundleMetadata
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.factory import build_model

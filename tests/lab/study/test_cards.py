@@ -6,7 +6,7 @@ from lab.bench.record import read_results
 from lab.study.__main__ import RESULTS
 from lab.study.cards import CARD, card
 from lab.zoo.systems import SYSTEMS, bundle_name
-from sightline.base.bundle import read_manifest
+from sightline.base.bundle_files import read_manifest
 
 BUNDLES = Path("bundles")
 

@@ -9,7 +9,7 @@ from lab.bench.weights import read_model
 from lab.study.bleu import SEED
 from lab.study.layers import Damage, damage_weights, translations
 from lab.zoo.systems import MULTI30K
-from sightline.base.bundle import read_manifest
+from sightline.base.bundle_files import read_manifest
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint
 from sightline.model.evaluation.bleu import translate

@@ -9,7 +9,8 @@ import pytest
 from lab.zoo import export
 from lab.zoo.__main__ import main
 from lab.zoo.export import metadata_of
-from sightline.base.bundle import ChatTemplate, Languages, read_manifest
+from sightline.base.bundle import ChatTemplate, Languages
+from sightline.base.bundle_files import read_manifest
 from sightline.export.import_errors import VerificationError
 from sightline.export.pipeline import Export, Exported, export_checkpoint
 from tests.export.conftest import no_child as no_child

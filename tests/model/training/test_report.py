@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import sys
 import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.base.errors import UsageError
 from sightline.model.training.curve import draw_curve
 from sightline.model.training.display import MEASURED_STEPS, Display, Estimate, UpdateFacts, duration, minutes
 from sightline.model.training.folder import read_log
@@ -236,50 +234,3 @@ def test_a_curve_of_any_run_stays_within_its_picture(losses: list[tuple[float, f
 def test_the_curve_is_in_the_run_folder(tmp_path: Path) -> None:
     toy_trainer("classification", tmp_path).fit()
     assert (tmp_path / "curve.svg").read_text(encoding="utf-8") == draw_curve(list(read_log(tmp_path).values()))
-
-
-def test_events_for_tensorboard_need_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sightline.model.training.display.find_spec", lambda name: None)
-    command = f"run {sys.executable} -m pip install -e '{Path.cwd()}[tensorboard]', or omit"
-    with pytest.raises(UsageError, match=re.escape(command)):
-        toy_trainer("classification", tmp_path / "run", tensorboard=True)
-    assert not (tmp_path / "run").exists()
-
-
-def test_events_for_tensorboard_have_losses_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[tuple[str, float, int]] = []
-
-    class Events:
-        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-            written.append((tag, scalar_value, global_step))
-
-        def flush(self) -> None:
-            pass
-
-        def close(self) -> None:
-            written.append(("closed", 0.0, 0))
-
-    monkeypatch.setattr("sightline.model.training.run_report.open_events", lambda folder: Events())
-    trainer = toy_trainer(
-        "classification", tmp_path, lambda: Evaluation({"accuracy": 80.0}), tensorboard=True, max_epochs=1
-    )
-    trainer.fit()
-    step = trainer.progress.step
-    assert [one[0] for one in written[:-1]] == ["loss/train", "loss/dev", "dev/accuracy"]
-    assert written[2] == ("dev/accuracy", 80.0, step)
-    assert written[-1][0] == "closed"
-
-
-def test_tensorboard_reads_the_events_of_a_run(tmp_path: Path) -> None:
-    accumulators = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="the package tensorboard is not installed"
-    )
-    trainer = toy_trainer("classification", tmp_path, lambda: Evaluation({"accuracy": 80.0}), tensorboard=True)
-    trainer.fit()
-    events = accumulators.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert sorted(events.Tags()["scalars"]) == ["dev/accuracy", "loss/dev", "loss/train"]
-    rows = read_log(tmp_path)
-    for tag, field in (("loss/train", "train_loss"), ("loss/dev", "validation_loss")):
-        read = [(one.step, one.value) for one in events.Scalars(tag)]
-        assert read == [(row["step"], pytest.approx(row[field], abs=1e-4)) for row in rows.values()]
-    assert [one.value for one in events.Scalars("dev/accuracy")] == [80.0] * trainer.progress.epoch

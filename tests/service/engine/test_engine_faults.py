@@ -8,7 +8,7 @@ import pytest
 
 from sightline.base.bundle import Manifest
 from sightline.service.engine.checks import GraphName
-from sightline.service.engine.engine import MAX_FAILURES, RuntimeFailedError
+from sightline.service.engine.failures import MAX_FAILURES, RuntimeFailedError
 from sightline.service.engine.observer import NullObserver
 from sightline.service.engine.request import (
     Encoded,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sightline.service.engine import engine
+from sightline.service.engine import encoding
 from sightline.service.engine.request import Encoded, EncodeRequest, Failed
 from sightline.service.runtime.runner import Array
 from tests.service.engine.conftest import FAR, SOURCES, Harness
@@ -22,7 +22,7 @@ def masked(faults: Faults | None = None) -> Harness:
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
 def test_results_are_those_of_all_positions(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "PREDICTED_ROWS", rows)
+    monkeypatch.setattr(encoding, "PREDICTED_ROWS", rows)
     harness = masked()
     handles = [harness.submit(request(source, (0,), True)) for source in SOURCES]
     plain = harness.submit(request(SOURCES[3]))

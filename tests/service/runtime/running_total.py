@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from sightline.base.bundle import SCHEMA_VERSION, Graph, Limits, Manifest, State, Tokens, record_files
+from sightline.base.bundle import SCHEMA_VERSION, Graph, Limits, Manifest, State, Tokens
+from sightline.base.bundle_files import record_files
 from sightline.service.runtime.ort import OnnxRunner
 
 OUTPUTS = ("logits", "logprobs", "top_logprobs", "top_ids")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sightline.base.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest, State, read_manifest
+from sightline.base.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest, State
+from sightline.base.bundle_files import read_manifest
 from sightline.service.runtime.state_memory import MAX_AUTO_ROWS, prefix_block_bytes, row_bytes, rows_within
 from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
 

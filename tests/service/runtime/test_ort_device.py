@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sightline.base.bundle import Manifest, read_bundle
+from sightline.base.bundle import Manifest
+from sightline.base.bundle_files import read_bundle
 from sightline.export.convert.conversions import half_bundle
 from sightline.service.runtime.device import DeviceRunner
 from sightline.service.runtime.ort import OnnxRunner

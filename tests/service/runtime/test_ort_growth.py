@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sightline.base.bundle import Manifest, read_bundle
+from sightline.base.bundle import Manifest
+from sightline.base.bundle_files import read_bundle
 from sightline.service.runtime.ort import OnnxRunner
 from sightline.service.runtime.state_memory import trim_heap
 from tests.service.runtime.running_total import SHOWN, admit, running_total, step, write_graphs

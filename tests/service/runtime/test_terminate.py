@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.service.runtime.ort import OnnxRunner
 
 IDS, ONE = np.full((1, 4), 5, np.int64), np.ones(1, np.int32)

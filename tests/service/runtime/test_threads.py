@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.service.runtime import thread_counts
 from sightline.service.runtime.ort import OnnxRunner
 from sightline.service.runtime.thread_counts import (

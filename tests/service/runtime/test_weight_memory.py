@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sightline.base.bundle import read_bundle
+from sightline.base.bundle_files import read_bundle
 from sightline.service.runtime import base
 from sightline.service.runtime.ort import OnnxRunner
 from sightline.service.runtime.runner import Array, Int64

@@ -1,0 +1,199 @@
+"""The parts of a `tokenizer.json`: limits of their rules, and changes of them.
+
+The parts are the normalizer, the pre-tokenizer, the post-processor and the decoder. This module
+does not tokenize texts.
+"""
+
+import base64
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+# Spaces before and after a text, as the `tokenizers` library finds them in time that is linear in
+# the length of the text. Bundles that were exported before have an expression that took quadratic
+# time to find the same.
+OUTER_SPACES = r"\A +(?:[ ▁]*\z)?|(?<![ ▁])[ ▁]+\z"
+SLOW_OUTER_SPACES = r"\A +|[ ▁]+\z"
+# Rules of a tokenizer may make a text this many times longer. They are applied to all of it while
+# Python's global lock is held.
+MAX_GROWTH = 1000
+MAX_TOKENS = 1 << 22  # of a vocabulary
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a token of byte fallback
+
+
+def config_of(part: Any) -> dict[str, Any]:
+    """Return the configuration of a part of a tokenizer; it is empty for None."""
+    config: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
+    return config
+
+
+def steps_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a part of a tokenizer in order; sequences are flattened."""
+    if config.get("type") == "Sequence":
+        for name in ("normalizers", "pretokenizers", "processors", "decoders"):
+            for step in config.get(name) or ():
+                yield from steps_of(step)
+    elif config:
+        yield config
+
+
+def check_bounds(tokenizer: Tokenizer) -> None:
+    """Raise `ValueError` unless the work and the memory of a tokenizer are bounded.
+
+    Tables of tokens have a row for each id. A few rules that each double a text lengthen it much.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise ValueError("it has no tokens")
+    largest = max(vocabulary.values())
+    if largest >= MAX_TOKENS:
+        raise ValueError(f"it has the token id {largest}; ids must be less than {MAX_TOKENS}")
+    parts = {
+        "normalizer": tokenizer.normalizer,
+        "pre-tokenizer": tokenizer.pre_tokenizer,
+        "post-processor": tokenizer.post_processor,
+        "decoder": tokenizer.decoder,
+    }
+    for name, part in parts.items():
+        growth = math.prod(map(_growth_of, steps_of(config_of(part))))
+        if growth > MAX_GROWTH:
+            raise ValueError(f"its {name} can make a text {growth:.3g} times longer; at most {MAX_GROWTH} is allowed")
+
+
+def _growth_of(step: dict[str, Any]) -> float:
+    """Return how many times longer a step can make a text, without what it adds once."""
+    kind = step["type"]
+    if kind == "Replace":
+        ((pattern_kind, pattern),) = step["pattern"].items()
+        if pattern_kind == "String" and pattern:
+            return max(1.0, len(step["content"]) / len(pattern))
+        return float(max(1, len(step["content"]) + _matches_nothing(pattern)))
+    if kind == "TemplateProcessing":
+        counts = Counter(
+            piece["Sequence"]["id"] for part in ("single", "pair") for piece in step[part] if "Sequence" in piece
+        )
+        return max(1.0, *(count / 2 for count in counts.values()))
+    if kind == "Precompiled":
+        return _longest_rule(base64.b64decode(step["precompiled_charsmap"]))
+    # A character has at most 4 bytes in UTF-8.
+    return {"ByteLevel": 4.0, "Metaspace": 2.0}.get(kind, 1.0)
+
+
+def _longest_rule(charsmap: bytes) -> float:
+    """Return the length of the longest text that SentencePiece's compiled rules insert.
+
+    The rules are the size of a trie in four bytes, the trie, and texts that end with a zero.
+    """
+    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].decode(errors="replace")
+    return float(max(1, *map(len, texts.split("\0"))))
+
+
+def _matches_nothing(pattern: str) -> bool:
+    """Return True if an expression can match where there is no character."""
+    try:
+        return re.match(pattern, "") is not None
+    except re.error:  # another syntax than Python's
+        return True
+
+
+def replace_slow_pattern(tokenizer: Tokenizer) -> None:
+    """Replace the expression of bundles that were exported before `OUTER_SPACES`."""
+    config = config_of(tokenizer.normalizer)
+    slow = [step for step in steps_of(config) if step.get("pattern") == {"Regex": SLOW_OUTER_SPACES}]
+    for step in slow:
+        step["pattern"] = {"Regex": OUTER_SPACES}
+    if slow:
+        normalizer = normalizers.Sequence([])
+        normalizer.__setstate__(json.dumps(config).encode())
+        tokenizer.normalizer = normalizer
+
+
+def check_decoder(config: dict[str, Any]) -> None:
+    """Raise `ValueError` unless a decoder converts each token but the first one on its own."""
+    steps = list(steps_of(config))
+    is_fused = has_bytes = False
+    for step in steps:
+        kind = step["type"]
+        if kind == "ByteLevel" and len(steps) == 1:
+            continue
+        if kind in ("Metaspace", "WordPiece", "Replace", "ByteFallback") and not is_fused:
+            has_bytes = has_bytes or kind == "ByteFallback"
+        elif kind == "Strip" and (step["start"] <= 1 and step["stop"] == 0 if is_fused else not has_bytes):
+            continue
+        elif kind == "Fuse":
+            is_fused = True
+        else:
+            raise ValueError(
+                f"its decoder has the step {kind}, which is not supported here; supported are ByteLevel, WordPiece, "
+                "Metaspace, and sequences of Replace, ByteFallback, Fuse and Strip(start=1, stop=0)"
+            )
+
+
+def split_special_tokens(tokenizer: Tokenizer, special_ids: set[int]) -> None:
+    """Make a model unable to find its special tokens in a text.
+
+    The option `encode_special_tokens` keeps the library from looking for them, but a Unigram model
+    finds all pieces of its vocabulary, also `</s>` and `<0x0A>`, which SentencePiece excludes. A
+    last pre-tokenizer therefore separates the first character of such a name from the rest.
+    """
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
+    is_unigram = isinstance(tokenizer.model, models.Unigram)
+    names = [tokenizer.id_to_token(id_) or "" for id_ in special_ids]
+    if is_unigram:
+        names += [token for token in vocabulary if BYTE_TOKEN.fullmatch(token)]
+    findable = [
+        name
+        for name in names
+        if len(name) > 1
+        and name in vocabulary
+        and (is_unigram or vocabulary[name] in tokenizer.encode(name, add_special_tokens=False).ids)
+    ]
+    if not findable:
+        return
+    rests: dict[str, list[str]] = {}
+    for name in sorted(findable):
+        rests.setdefault(name[0], []).append(re.escape(name[1:]))
+    pattern = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
+    split = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
+    existing = tokenizer.pre_tokenizer
+    tokenizer.pre_tokenizer = split if existing is None else pre_tokenizers.Sequence([existing, split])
+
+
+def without_first_space(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer for texts after special tokens.
+
+    A pre-tokenizer Metaspace with the `prepend_scheme` "first" inserts a space only at the start of
+    the whole input. The tokenizer is copied only in this case.
+    """
+    if all(step.get("prepend_scheme") != "first" for step in steps_of(config_of(tokenizer.pre_tokenizer))):
+        return tokenizer
+    config = json.loads(tokenizer.to_str())
+    for step in steps_of(config["pre_tokenizer"]):
+        if step.get("prepend_scheme") == "first":
+            step["prepend_scheme"] = "never"
+    copied = Tokenizer.from_str(json.dumps(config))
+    copied.encode_special_tokens = tokenizer.encode_special_tokens
+    return copied
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Return the byte for each character of the byte-level BPE alphabet of GPT-2.
+
+    See Radford et al. 2019, section 2.2. Printable bytes are represented by their own character,
+    other bytes by characters from U+0100 on.
+    """
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+
+
+def token_bytes(token: str, byte_of: dict[str, int]) -> bytes:
+    try:
+        return bytes(byte_of[character] for character in token)
+    except KeyError:  # an added token is stored as plain text
+        return token.encode()
