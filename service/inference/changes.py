@@ -135,7 +135,7 @@ async def reload(service: Service, name: str) -> bool:
         # The memory of the engine must be free before the bundle is loaded again.
         await _remove_engine(service, name, admission, "loading")
     await _start_load(service, model)
-    return service.state_of(name) == "ready"
+    return model.state not in ("unloaded", "failed")  # absent: it was unloaded meanwhile
 
 
 async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds_left: float) -> ServedModel:
