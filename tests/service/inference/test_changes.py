@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import threading
@@ -16,7 +17,6 @@ from sightline.service.inference import changes
 from sightline.service.inference.changes import RETRY_DELAY_S
 from sightline.service.inference.service import Model, Service
 from sightline.service.settings import Settings
-from sightline.service.workers import supervisor
 from sightline.service.workers.channel import Channel, ChannelClosedError
 from sightline.service.workers.supervisor import Supervisor, WorkerProcess
 from sightline.service.workers.worker_process import SupervisedPeers, model_calls
@@ -203,7 +203,7 @@ async def test_random_changes_take_every_transition_of_the_table_and_no_other(
         object.__setattr__(model, name, value)
 
     monkeypatch.setattr(Model, "__setattr__", note)
-    monkeypatch.setattr(supervisor.os, "kill", None)  # it may end no process
+    monkeypatch.setattr(os, "kill", None)  # it may end no process
     for seed in range(MAX_SCHEDULES):
         async with contextlib.AsyncExitStack() as stack:
             simulation = Simulation(start, make_backend, seed, stack)
