@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -59,10 +60,12 @@ class Simulation:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.replacing = asyncio.Lock()
         self.ended: set[Model] = set()  # models of processes that have ended
+        self.is_starting = False  # a process
+        self.loads: Counter[str] = Counter()  # requests to load a model that are open
 
     async def add_process(self, *names: str) -> None:
         """Start a process that loads these bundles, as a worker if there is a supervisor."""
-        backend = self.make_backend(step_s=0.0002)
+        self.is_starting, backend = True, self.make_backend(step_s=0.0002)
         backend.manifests = tuple(self.folder[name] for name in names)
         running = await self.stack.enter_async_context(self.start(backend, default_model="eager", **SETTINGS))
         backend.repository.manifests, backend.repository.wait_for = self.folder, Slow()
@@ -70,6 +73,7 @@ class Simulation:
             await self.connect(running, self.supervisor)
         backend.repository.error = self.random_error()
         self.processes.append(running)
+        self.is_starting = False
 
     async def connect(self, running: Running, supervisor: Supervisor) -> None:
         channel, own = [await Channel.open(side) for side in socket.socketpair()]
@@ -109,7 +113,9 @@ class Simulation:
             assert error["code"] in ("model_not_found", "loading") or "failed to load" in error["message"], error
 
     async def change(self, running: Running, verb: str, name: str) -> None:
+        self.loads[name] += verb == "load"
         response = await running.post(f"/v2/repository/models/{name}/{verb}", {})
+        self.loads[name] -= verb == "load"
         if response.status_code != 200 and running in self.processes:
             error = response.json()["error"]
             assert verb == "load" and ("failed to load" in error or "has changed while" in error), error
@@ -200,6 +206,8 @@ async def test_random_changes_take_every_transition_of_the_table_and_no_other(
     def note(model: Model, name: str, value: Any) -> None:
         if name == "state" and value != vars(model).get(name, value) and model not in simulation.ended:
             taken.add((model.state, value))
+            if (model.state, value) == ("absent", "ready"):  # calls load no model that a request has unloaded
+                assert simulation.is_starting or simulation.loads[model.name]
         object.__setattr__(model, name, value)
 
     monkeypatch.setattr(Model, "__setattr__", note)
