@@ -38,8 +38,7 @@ from sightline.service.api import (
 from sightline.service.http import docs, page
 from sightline.service.http.application import Application
 from sightline.service.http.dispatch import CallLog, Dispatcher
-from sightline.service.inference.changes import NoPeers
-from sightline.service.inference.lazy import reload
+from sightline.service.inference.changes import NoPeers, reload
 from sightline.service.inference.service import Backend, ServedModel, Service
 from sightline.service.keys import KeyRing
 from sightline.service.metrics import Metrics, ModelMetrics

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -41,12 +41,7 @@ from sightline.service.engine.request import (
 )
 from sightline.service.engine.worker import Worker
 from sightline.service.inference.dense import read_dense
-from sightline.service.inference.service import (
-    Backend,
-    LoadedModel,
-    ServedModel,
-    default_models,
-)
+from sightline.service.inference.service import Backend, LoadedModel, ServedModel, default_models
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.device import DeviceRunner
 from sightline.service.runtime.ort import OnnxRunner
@@ -81,15 +76,6 @@ class TokenizerCache:
             if tokenizer is None:
                 tokenizer = self._tokenizers[sha256] = read_tokenizer(path)
             return tokenizer
-
-
-@dataclass(frozen=True)
-class _OpenedBundle:
-    """A bundle whose files are verified and whose graphs are open, but have not run."""
-
-    folder: Path
-    model: ServedModel  # `_run_graphs` completes its threads and the duration of its load
-    runner: OnnxRunner | DeviceRunner
 
 
 def load_backend(
@@ -171,33 +157,31 @@ def load_bundles(
     `plan`, the numbers of threads are measured. Raises `RuntimeUnavailableError`.
     """
     started = time.perf_counter()
-    provider, tokenizers = choose_provider(settings.provider), TokenizerCache()
     plan = plan or ThreadPlan(usable_threads())
-    repository = BundleRepository(settings, provider, tokenizers, observer_of, plan)
+    repository = BundleRepository(settings, observer_of, plan)
     if not settings.max_rows:
         bundles = _with_enough_memory(bundles, settings.max_state_bytes, on_failure)
     # Bundles that are lazy by their manifest are many, and few of them are used.
     counted = [bundle for bundle in bundles.values() if not bundle.lazy] or list(bundles.values())
-    max_rows = settings.max_rows or rows_within(settings.max_state_bytes, map(row_bytes, counted), provider)
+    max_rows = settings.max_rows or rows_within(settings.max_state_bytes, map(row_bytes, counted), repository.provider)
     settings = settings.model_copy(update={"max_prefix_cache_bytes": _prefix_cache_share(settings, counted)})
     lazy = {bundle.name: bundle for bundle in bundles.values() if bundle.lazy or settings.is_lazy(bundle.name)}
     bundles = {folder: manifest for folder, manifest in bundles.items() if manifest.name not in lazy}
 
-    loads = [
+    opens = [
         partial(
             _attempt,
             folder,
             settings,
-            partial(_open_bundle, folder, manifest, provider, _with_rows(settings, manifest, max_rows), tokenizers),
+            partial(repository.open, folder, manifest, _with_rows(settings, manifest, max_rows)),
         )
         for folder, manifest in bundles.items()
     ]
-    opened_bundles = run_in_threads(loads, usable_threads())
+    opened = run_in_threads(opens, usable_threads())
     trim_heap()  # opening took more memory than the open graphs need
-    run_graphs = partial(_run_graphs, settings=settings, observer_of=observer_of, plan=plan)
     loaded: dict[str, LoadedModel] = {}
-    for folder, opened in zip(bundles, opened_bundles, strict=True):
-        result = opened if isinstance(opened, BundleError) else _attempt(folder, settings, partial(run_graphs, opened))
+    for folder, run_graphs in zip(bundles, opened, strict=True):
+        result = run_graphs if isinstance(run_graphs, BundleError) else _attempt(folder, settings, run_graphs)
         if isinstance(result, BundleError):
             on_failure(folder, result)
         else:
@@ -215,32 +199,25 @@ def load_bundles(
 class BundleRepository:
     """The bundles folder, from which single models are loaded while the service runs."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        provider: Provider,
-        tokenizers: TokenizerCache,
-        observer_of: Callable[[str], EngineObserver],
-        plan: ThreadPlan,
-    ) -> None:
+    def __init__(self, settings: Settings, observer_of: Callable[[str], EngineObserver], plan: ThreadPlan) -> None:
         self._settings = settings
-        self._provider = provider
-        self._tokenizers = tokenizers
+        self.provider = choose_provider(settings.provider)
+        self._tokenizers = TokenizerCache()
         self._observer_of = observer_of
         self._plan = plan
 
     def find(self) -> Mapping[str, Manifest]:
-        """See `ModelRepository.find`."""
+        """See `Repository.find`."""
         return {manifest.name: manifest for manifest in self._find().values()}
 
     def check(self, name: str) -> None:
-        """See `ModelRepository.check`."""
+        """See `Repository.check`."""
         for folder, manifest in self._find().items():
             if manifest.name == name:
                 check_files(folder, manifest)
 
     def load(self, name: str, reserved_bytes: int) -> LoadedModel:
-        """See `ModelRepository.load`.
+        """See `Repository.load`.
 
         The model gets the rows that fit into the memory for decoder states beside the other loaded
         models, but at least `MAX_BEAMS` if so many fit without the others, as at start; `max_rows`
@@ -254,20 +231,75 @@ class BundleRepository:
         limit = self._settings.max_state_bytes
         if not self._settings.max_rows:
             _with_enough_memory(matches, limit, raise_failure)
-        max_rows = rows_within(max(0, limit - reserved_bytes), [row_bytes(manifest)], self._provider)
+        max_rows = rows_within(max(0, limit - reserved_bytes), [row_bytes(manifest)], self.provider)
         share = _prefix_cache_share(self._settings, bundles.values())
         settings = self._settings.model_copy(update={"max_prefix_cache_bytes": share})
         settings = _with_rows(settings, manifest, max_rows)
-
-        def load() -> LoadedModel:
-            opened = _open_bundle(folder, manifest, self._provider, settings, self._tokenizers)
-            return _run_graphs(opened, settings, self._observer_of, self._plan)
-
-        loaded = _attempt(folder, settings, load)
+        loaded = _attempt(folder, settings, lambda: self.open(folder, manifest, settings)())
         if isinstance(loaded, BundleError):
             raise loaded
         trim_heap()  # loading and the largest shapes took more memory than serving needs
         return loaded
+
+    def open(self, folder: Path, manifest: Manifest, settings: Settings) -> Callable[[], LoadedModel]:
+        """Verify a bundle, read its tokenizers, open its graphs, and return the second stage.
+
+        Raises `BundleError` if a file is damaged, a tokenizer has more tokens than the model, or a
+        layer after pooling has another size than the hidden states.
+        """
+        started = time.perf_counter()
+        check_files(folder, manifest)
+        source, target = (
+            self._tokenizers.read(folder / name, manifest.files[name].sha256)
+            for name in (manifest.source_tokenizer, manifest.target_tokenizer)
+        )
+        limits = manifest.limits
+        for tokenizer, size in ((source, limits.source_vocabulary or limits.vocabulary), (target, limits.vocabulary)):
+            if len(tokenizer) > size:
+                raise BundleError(
+                    f"{folder}: a tokenizer has {len(tokenizer)} tokens, the model knows {size}; export the bundle "
+                    "again"
+                )
+        if manifest.training_unit == "sentence" and manifest.languages:
+            split_sentences(".", manifest.languages.source, max_sentences=1)  # reads the rules of the language
+        dense = () if manifest.embedding is None else manifest.embedding.dense
+        layers = tuple(read_dense(folder, layer) for layer in dense)
+        runner = _open_runner(folder, manifest, self.provider, settings)
+        if dense and dense[0].inputs != runner.hidden_size:
+            raise BundleError(
+                f"{folder}: embedding.dense reads vectors of {dense[0].inputs} numbers, but the hidden states have "
+                f"{runner.hidden_size}; export the bundle again"
+            )
+        opening_s = time.perf_counter() - started
+
+        def run_graphs() -> LoadedModel:
+            """Choose the threads of each graph, run it with its largest shapes, and check it.
+
+            Raises `BundleError` if a run fails, or gives numbers that are not finite.
+            """
+            started = time.perf_counter()
+            if not settings.threads and runner.provider == "cpu":
+                runner.choose_threads(folder, self._plan)
+            runner.warm_up(settings.max_batch_tokens)
+            _check_known_inputs(folder, runner)
+            observer = self._observer_of(manifest.name)
+            engine = Engine(runner, max_batch_tokens=settings.max_batch_tokens, observer=observer)
+            model = ServedModel(
+                manifest.name,
+                manifest,
+                source,
+                target,
+                runner.provider,
+                runner.hidden_size,
+                runner.max_rows,
+                runner.threads,
+                runner.threads_alone,
+                layers,
+                load_seconds=opening_s + time.perf_counter() - started,
+            )
+            return LoadedModel(model, engine)
+
+        return run_graphs
 
     def _find(self) -> dict[Path, Manifest]:
         def log_failure(folder: Path, error: BundleError) -> None:
@@ -335,70 +367,6 @@ def _with_rows(settings: Settings, manifest: Manifest, most: int) -> Settings:
 def _prefix_cache_share(settings: Settings, manifests: Iterable[Manifest]) -> int:
     """Return the bytes of the prefix cache of each model that can have one."""
     return settings.max_prefix_cache_bytes // max(1, sum(manifest.has_prefix_states for manifest in manifests))
-
-
-def _open_bundle(
-    folder: Path, manifest: Manifest, provider: Provider, settings: Settings, tokenizers: TokenizerCache
-) -> _OpenedBundle:
-    """Verify the files of a bundle, read its tokenizers and open its graphs.
-
-    Raises `BundleError` if a file is damaged, a tokenizer has more tokens than the model, or a
-    layer after pooling has another size than the hidden states.
-    """
-    started = time.perf_counter()
-    check_files(folder, manifest)
-    source, target = (
-        tokenizers.read(folder / name, manifest.files[name].sha256)
-        for name in (manifest.source_tokenizer, manifest.target_tokenizer)
-    )
-    limits = manifest.limits
-    for tokenizer, size in ((source, limits.source_vocabulary or limits.vocabulary), (target, limits.vocabulary)):
-        if len(tokenizer) > size:
-            raise BundleError(
-                f"{folder}: a tokenizer has {len(tokenizer)} tokens, the model knows {size}; export the bundle again"
-            )
-    if manifest.training_unit == "sentence" and manifest.languages:
-        split_sentences(".", manifest.languages.source, max_sentences=1)  # reads the rules of the language
-    dense = () if manifest.embedding is None else manifest.embedding.dense
-    layers = tuple(read_dense(folder, layer) for layer in dense)
-    runner = _open_runner(folder, manifest, provider, settings)
-    if dense and dense[0].inputs != runner.hidden_size:
-        raise BundleError(
-            f"{folder}: embedding.dense reads vectors of {dense[0].inputs} numbers, but the hidden states have "
-            f"{runner.hidden_size}; export the bundle again"
-        )
-    model = ServedModel(
-        manifest.name,
-        manifest,
-        source,
-        target,
-        runner.provider,
-        runner.hidden_size,
-        runner.max_rows,
-        threads={},
-        dense=layers,
-        load_seconds=time.perf_counter() - started,
-    )
-    return _OpenedBundle(folder, model, runner)
-
-
-def _run_graphs(
-    bundle: _OpenedBundle, settings: Settings, observer_of: Callable[[str], EngineObserver], plan: ThreadPlan
-) -> LoadedModel:
-    """Choose the number of threads of each graph, run it with its largest shapes, and check it.
-
-    Raises `BundleError` if a run fails, or gives numbers that are not finite.
-    """
-    started = time.perf_counter()
-    runner = bundle.runner
-    if not settings.threads and runner.provider == "cpu":
-        runner.choose_threads(bundle.folder, plan)
-    runner.warm_up(settings.max_batch_tokens)
-    _check_known_inputs(bundle.folder, runner)
-    seconds = bundle.model.load_seconds + time.perf_counter() - started
-    model = replace(bundle.model, threads=runner.threads, threads_alone=runner.threads_alone, load_seconds=seconds)
-    engine = Engine(runner, max_batch_tokens=settings.max_batch_tokens, observer=observer_of(model.name))
-    return LoadedModel(model, engine)
 
 
 def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings: Settings) -> OnnxRunner | DeviceRunner:

@@ -231,7 +231,7 @@ async def show_model(call: Call, model_id: PathModel) -> ModelDetails:
             model_memory.prefix_cache_in_use,
         )
     return ModelDetails(
-        **vars(card_of(manifest, model.state)),
+        **vars(card_of(manifest, call.service.state_of(manifest.name))),
         license=manifest.license,
         parameters=manifest.parameters,
         dtype=manifest.dtype,

@@ -63,7 +63,7 @@ def root_of(service: Service) -> Root:
         default_model=service.default_model or None,
         default_models=dict(sorted(service.default_models.items())),
         models=[
-            ModelSummary(model.manifest.name, model.manifest.description, tasks_of(model.manifest), model.state)
+            ModelSummary(model.name, model.manifest.description, tasks_of(model.manifest), service.state_of(model.name))
             for model in service.models.values()
         ],
         failed_models=service.failed_models,

@@ -16,7 +16,7 @@ from sightline.service.api_errors import ApiError, ClientGoneError
 from sightline.service.body_fields import IdLists, Texts
 from sightline.service.engine.request import Request, Timings
 from sightline.service.inference.admission import SLICES, AdmissionController, Reservation, ResponseReservation
-from sightline.service.inference.lazy import load_on_first_use
+from sightline.service.inference.changes import load_on_first_use
 from sightline.service.inference.results import TimingsMs
 from sightline.service.inference.service import DefaultTask, ServedModel, Service
 from sightline.service.inference.submission import Submission

@@ -1,16 +1,44 @@
 """Changes of the served models while the service runs: load one, replace one, unload one.
 
 They do not block the event loop: a bundle is loaded in a thread of its own, and the engine thread
-only adds or removes an engine between two steps.
+only adds or removes an engine between two steps. A model has one state in each process:
+
+| state    | in lists   | calls of the model                                               |
+|----------|------------|------------------------------------------------------------------|
+| absent   | no         | get `model_not_found`; those in progress have finished or failed |
+| replaced | no         | get `loading`, while those in progress finish                    |
+| unloaded | `unloaded` | start its load (`lazy_models`), see loading                      |
+| loading  | `loading`  | wait for the load until their deadlines                          |
+| failed   | `failed`   | get `internal` for 30 s; then the next one starts the load again |
+| ready    | `ready`    | run                                                              |
+
+Each event holds the lock of the model, except a first use, which starts one. "=" changes nothing:
+
+| state    | first use | loaded   | load fails | unload | a step hangs |
+|----------|-----------|----------|------------|--------|--------------|
+| absent   |           | ready    | =          | =      |              |
+| unloaded | loading   | ready    | failed     | absent |              |
+| loading  | =         | ready    | failed     | absent |              |
+| failed   | loading   | ready    | =          | absent |              |
+| ready    |           | replaced | =          | absent | unloaded     |
+| replaced |           | ready    |            |        |              |
+
+"Loaded" and "load fails" are the two ends of a load, which has two phases. First, every process
+loads the bundle beside the old model, whose state stays. Then all of them serve it, or all drop it,
+because one failed or read another version. A bundle that has not changed is only checked, and the
+model stays ready. A model is replaced when the calls of the old one have finished. The load of a
+first use does nothing if the model is ready or absent when its turn comes. After a step that hangs,
+the load starts at once. When the process ends, calls end a load, which is then unloaded or failed.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from sightline.base.bundle import BundleError, Manifest
 from sightline.base.interruptions import INTERRUPTIONS
@@ -18,7 +46,7 @@ from sightline.base.threads import run_in_daemon_thread
 from sightline.service.api_errors import ApiError
 from sightline.service.engine.request import FailureCode
 from sightline.service.inference.admission import AdmissionController
-from sightline.service.inference.service import LoadedModel, Service
+from sightline.service.inference.service import LoadedModel, Model, ServedModel, Service
 from sightline.service.metrics import Texts, texts_of
 
 T = TypeVar("T")
@@ -34,115 +62,163 @@ class NoPeers:
         return await texts_of(service.metrics.collect())
 
     async def load(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
-        load = ModelLoad(service, name, only_if_lazy=only_if_lazy)
-        await load.prepare()
-        await load.finish(is_agreed=True)
+        phases = load(service, name, only_if_lazy=only_if_lazy)
+        await anext(phases)
+        await finish(phases, is_agreed=True)
 
     async def unload(self, service: Service, name: str) -> None:
-        await unload_here(service, name)
+        await unload(service, name)
 
 
-class ModelLoad:
-    """The load of one model in two phases, so that all processes of the service serve it or none.
+async def load(service: Service, name: str, *, only_if_lazy: bool) -> AsyncGenerator[str | None, bool]:
+    """Load a model in two phases; `finish` must follow the first one unless it fails.
 
-    The bundle is loaded completely before an old model of the same name is unloaded. Other changes
-    of the model wait from the first phase to the end of the second.
+    The first phase yields the digest of the bundle, also if it is served already, or None if
+    nothing is to do. It fails with `model_not_found`, or with `internal` if the bundle cannot be
+    loaded. `name` is that of the manifest; it is never used as a path. With `only_if_lazy`, only a
+    model is loaded that waits for its first use.
     """
-
-    def __init__(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
-        """Create the load of the model with this name in its manifest; it is never used as a path.
-
-        With `only_if_lazy`, it does nothing if the model is not waiting for its first use, because
-        a request has loaded or unloaded it.
-        """
-        self._service = service
-        self._name = name
-        self._only_if_lazy = only_if_lazy
-        self._loaded: LoadedModel | None = None  # None if nothing changes
-        self._locks = contextlib.AsyncExitStack()
-
-    async def prepare(self) -> str | None:
-        """Load the bundle. `finish` must follow unless this fails.
-
-        Return the digest of the bundle, also if it is served already; None if nothing is to do.
-        Fails with `model_not_found`, or with `internal` if the bundle cannot be loaded.
-        """
-        service, name = self._service, self._name
-        try:
-            if not self._only_if_lazy:  # the memory of lazy models is reserved
-                await self._locks.enter_async_context(service.repository_lock)
-            await self._locks.enter_async_context(service.model_locks[name])
-            if self._only_if_lazy and not self._is_waiting_for_use():
-                return None
-            manifest = await find_bundle(service, name)
-            if service.state_of(name) != "ready" or service.models[name].manifest != manifest:
-                self._loaded = await _load_from_repository(service, name)
-                manifest = self._loaded.model.manifest
-            else:
-                await _use_repository(name, partial(service.repository.check, name))
-        except BaseException as error:
-            if isinstance(error, ApiError):
-                self._delay_retry()
-            await self._locks.aclose()
-            raise
-        return manifest.digest
-
-    async def finish(self, *, is_agreed: bool) -> None:
-        """Serve the loaded model, or drop it if another process could not load it.
-
-        While the running calls of an old model finish, new calls get `loading`.
-        """
-        service, name, loaded = self._service, self._name, self._loaded
-        async with self._locks:
-            if not is_agreed:
-                self._delay_retry()
-                return
-            if loaded is None:
-                return
-            try:
-                if service.state_of(name) == "ready":
-                    service.replaced_models.add(name)
-                    await _unload(service, name)
-                await service.worker.add(name, loaded.engine)
-                service.attach_model(loaded)
-            finally:
-                service.replaced_models.discard(name)
-
-    def _is_waiting_for_use(self) -> bool:
-        """Return True if the model is listed and will be loaded on its first use."""
-        return self._name in self._service.models and self._service.state_of(self._name) != "ready"
-
-    def _delay_retry(self) -> None:
-        if self._is_waiting_for_use():
-            self._service.models[self._name].retry_at = time.monotonic() + RETRY_DELAY_S
-
-
-async def unload_here(service: Service, name: str) -> None:
-    """Unload a model in this process; do nothing if its bundle is there, but not loaded."""
-    async with service.model_locks[name]:
-        if service.state_of(name) == "ready":
-            await _unload(service, name)
-        elif name in service.models:
-            service.detach_model(name)
-        else:
-            await find_bundle(service, name)
+    model = service.model(name)
+    # The memory of lazy models is reserved.
+    async with contextlib.nullcontext() if only_if_lazy else service.repository_lock, model.lock:
+        if only_if_lazy and not _is_lazy(service, model):
+            yield None
             return
+        try:
+            digest, loaded = await _read(service, model)
+        except ApiError:
+            _delay_retry(service, model)
+            raise
+        is_agreed = yield digest
+        if not is_agreed:
+            _delay_retry(service, model)
+        elif loaded is not None:
+            try:
+                if model.state == "ready":
+                    await _unload(service, model, "replaced")
+                await service.worker.add(name, loaded.engine)
+                service.list_model(loaded.model.manifest, loaded.model.max_rows, loaded)
+            finally:
+                if model.state == "replaced":
+                    model.state = "absent"
+
+
+async def finish(phases: AsyncGenerator[str | None, bool], *, is_agreed: bool) -> None:
+    """Run the second phase of `load`: serve the model, or drop it unless all could load it."""
+    with contextlib.suppress(StopAsyncIteration):
+        await phases.asend(is_agreed)
+
+
+async def unload(service: Service, name: str) -> None:
+    """Unload a model in this process; do nothing if its bundle is there, but not served."""
+    model = service.model(name)
+    async with model.lock:
+        if name not in service.models:
+            await _find_bundle(service, name)
+            return
+        await _unload(service, model, "absent")
         logger.info("unloaded %s", name)
 
 
-async def find_bundle(service: Service, name: str) -> Manifest:
+async def reload(service: Service, name: str) -> bool:
+    """Load a model again that cannot run any more; return False if that is not possible.
+
+    Its open calls fail with `loading`. From now on, calls wait for the load.
+    """
+    service.metrics.for_model(name).on_reload()
+    model = service.model(name)
+    async with model.lock:
+        if model.state != "ready":  # it was unloaded meanwhile
+            return True
+        admission = model.admission
+        service.list_model(model.manifest, model.max_rows)
+        # The memory of the engine must be free before the bundle is loaded again.
+        await _remove_engine(service, name, admission, "loading")
+    await _start_load(service, model)
+    return model.state not in ("unloaded", "failed")  # absent: it was unloaded meanwhile
+
+
+async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds_left: float) -> ServedModel:
+    """Load a lazy model, or wait for its load in progress, which goes on if the call stops waiting.
+
+    Fails with `loading` after `seconds_left`, with `internal` if the load fails or has failed
+    within the last 30 seconds, with `overloaded` if too many calls wait for it, and with
+    `model_not_found` if the model is unloaded meanwhile.
+    """
+    model = service.models[name]
+    admission = model.admission
+    reservation = admission.reserve(1, num_bytes)
+    try:
+        if model.load is None:
+            _check_retry(model)
+        async with asyncio.timeout(seconds_left):
+            await asyncio.shield(_start_load(service, model))
+    except TimeoutError:
+        message = f"{name} is loaded on its first use, and its load has not finished in time. Retry later."
+        raise ApiError("loading", message) from None
+    finally:
+        admission.release(reservation)
+    if model.loaded is None:
+        _check_retry(model)
+        raise ApiError("model_not_found", field="model")
+    return model.loaded.model
+
+
+def _start_load(service: Service, model: Model) -> asyncio.Task[None]:
+    """Return the load for which calls wait; each makes its error from what it finds after it."""
+
+    async def run() -> None:
+        try:
+            with contextlib.suppress(ApiError):
+                await service.peers.load(service, model.name, only_if_lazy=True)
+        finally:
+            model.load = None
+            if model.state == "loading":
+                model.state = "unloaded" if model.retry_at is None else "failed"
+
+    if model.load is None:
+        model.state, model.load = "loading", asyncio.create_task(run())
+    return model.load
+
+
+def _check_retry(model: Model) -> None:
+    """Reject a call too soon after a failed load."""
+    seconds = 0.0 if model.retry_at is None else model.retry_at - time.monotonic()
+    if seconds > 0:
+        message = f"{model.name} failed to load; the log has the reason. Retry in {math.ceil(seconds)} s."
+        raise ApiError("internal", message)
+
+
+def _delay_retry(service: Service, model: Model) -> None:
+    if _is_lazy(service, model):
+        model.retry_at = time.monotonic() + RETRY_DELAY_S
+        model.state = "failed" if model.load is None else "loading"
+
+
+def _is_lazy(service: Service, model: Model) -> bool:
+    """Return True if the model will be loaded on its first use."""
+    return model.name in service.models and model.state != "ready"
+
+
+async def _read(service: Service, model: Model) -> tuple[str, LoadedModel | None]:
+    """Return the digest of a bundle, and the model unless the same version of it is ready."""
+    name, repository = model.name, service.repository
+    manifest = await _find_bundle(service, name)
+    if model.state == "ready" and model.manifest == manifest:
+        await _use_repository(name, partial(repository.check, name))
+        return manifest.digest, None
+    loaded = await _use_repository(name, partial(repository.load, name, service.reserved_bytes(name)))
+    logger.info("loaded %s in %.2f s", name, loaded.model.load_seconds)
+    return loaded.model.manifest.digest, loaded
+
+
+async def _find_bundle(service: Service, name: str) -> Manifest:
     """Return the manifest of the bundle with this name, or raise `model_not_found`."""
     manifest = (await run_in_daemon_thread(service.repository.find)).get(name)
     if manifest is None:
         message = "No bundle in the bundles folder has this name; POST /v2/repository/index lists all."
         raise ApiError("model_not_found", message, field="model")
     return manifest
-
-
-async def _load_from_repository(service: Service, name: str) -> LoadedModel:
-    loaded = await _use_repository(name, partial(service.repository.load, name, service.reserved_bytes(name)))
-    logger.info("loaded %s in %.2f s", name, loaded.model.load_seconds)
-    return loaded
 
 
 async def _use_repository(name: str, work: Callable[[], T]) -> T:
@@ -157,23 +233,21 @@ async def _use_repository(name: str, work: Callable[[], T]) -> T:
         raise ApiError("internal", f"{name} failed to load; the log has the reason.") from None
 
 
-async def _unload(service: Service, name: str) -> None:
-    controller = service.detach_model(name)
-    await _wait_until_idle(controller, service.settings.shutdown_timeout_s)
-    await remove_engine(service, name, controller, "model_not_found")
+async def _unload(service: Service, model: Model, state: Literal["absent", "replaced"]) -> None:
+    """Reject new calls of a model, wait for those in progress, and release its engine, if any."""
+    is_loaded = model.state == "ready"
+    service.unlist_model(model, state)
+    if is_loaded:
+        deadline = time.monotonic() + service.settings.shutdown_timeout_s
+        while model.admission.num_calls and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+        await _remove_engine(service, model.name, model.admission, "model_not_found")
 
 
-async def remove_engine(service: Service, name: str, controller: AdmissionController, code: FailureCode) -> None:
-    """Fail the open calls of a detached model with `code`, and release its engine."""
-    controller.close_code = code
+async def _remove_engine(service: Service, name: str, admission: AdmissionController, code: FailureCode) -> None:
+    """Fail the calls that an engine still has with `code`, and release it."""
+    admission.close_code = code
     service.worker.fail_requests(name, code)
     await service.worker.remove(name)
     # The engine, its sessions and its states are freed here, because this was the last reference.
     await service.worker.release_memory()
-
-
-async def _wait_until_idle(controller: AdmissionController, timeout_s: float) -> None:
-    """Wait until the calls that are in progress have ended."""
-    deadline = time.monotonic() + timeout_s
-    while controller.num_calls and time.monotonic() < deadline:
-        await asyncio.sleep(POLL_S)

@@ -1,7 +1,6 @@
 """The served models and the state of the process: loading, ready or draining."""
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -65,7 +64,7 @@ class ServedModel:
         return len(self.dense[-1].weight) if self.dense else self.hidden_size
 
 
-ModelState = Literal["ready", "loading", "unloaded", "failed"]
+ModelState = Literal["ready", "loading", "unloaded", "failed"]  # of models that clients can name
 
 
 @dataclass(frozen=True)
@@ -89,26 +88,24 @@ class LoadedModel:
 
 
 @dataclass(eq=False)
-class ListedModel:
-    """A model that clients can name: it is loaded, or will be on its first use (`lazy_models`)."""
+class Model:
+    """All that the process knows of a model, by its name; `changes` has the table of the states.
 
-    manifest: Manifest
-    max_rows: int  # rows for which memory for decoder state is reserved
-    admission: AdmissionController  # of the calls that use the model, or that wait for its load
-    loaded: LoadedModel | None = None
-    load: asyncio.Task[None] | None = None  # the load in progress, for which all first calls wait
+    A call keeps the `ServedModel` that it began with, because the model may be unloaded meanwhile.
+    """
+
+    name: str
+    manifest: Manifest = field(init=False)  # set when clients can name the model, as the next two
+    max_rows: int = field(init=False)  # rows for which memory for decoder state is reserved
+    admission: AdmissionController = field(init=False)  # of the calls that use the model, or wait for its load
+    state: ModelState | Literal["absent", "replaced"] = "absent"
+    loaded: LoadedModel | None = None  # while it is ready; the only reference to it
+    load: asyncio.Task[None] | None = None  # the load in progress for which calls wait
     retry_at: float | None = None  # time of `time.monotonic` before which a failed load is not repeated
-
-    @property
-    def state(self) -> ModelState:
-        if self.loaded is not None:
-            return "ready"
-        if self.load is not None:
-            return "loading"
-        return "unloaded" if self.retry_at is None else "failed"
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while it is loaded, replaced or unloaded
 
 
-class ModelRepository(Protocol):
+class Repository(Protocol):
     """The bundles folder, from which models can be loaded. Its methods may take seconds."""
 
     def find(self) -> Mapping[str, Manifest]:
@@ -135,7 +132,7 @@ class Peers(Protocol):
         ...
 
     async def load(self, service: "Service", name: str, *, only_if_lazy: bool) -> None:
-        """Load or replace a model in all processes or in none; see `ModelLoad`, also for errors."""
+        """Load or replace a model in all processes or in none; errors: see `changes.load`."""
         ...
 
     async def unload(self, service: "Service", name: str) -> None:
@@ -150,7 +147,7 @@ class Backend:
     loaded: Mapping[str, LoadedModel]
     max_rows: int  # rows of each model, of which a model with long sequences may have fewer
     worker: Worker
-    repository: ModelRepository
+    repository: Repository
     failed: Mapping[str, str] = field(default_factory=dict)  # bundles that failed to load, with the reason
     lazy: Mapping[str, Manifest] = field(default_factory=dict)  # models that the repository loads on their first use
 
@@ -231,28 +228,25 @@ class Service:
         # Reported by the health checks although calls are served: until all workers are ready, and
         # in the drain window.
         self.not_ready_code: ErrorCode | None = None
-        self.models: dict[str, ListedModel] = {}  # sorted by name
+        self.models: dict[str, Model] = {}  # those that clients can name, sorted by name
+        self._known: dict[str, Model] = {}  # also those that are not served
         self.default_models: dict[DefaultTask, str] = {}  # model of requests that name none, by task
         self.default_model: str | None = None  # model of requests that name none and have no task of their own
         self.failed_models: list[str] = []  # folder names of the bundles that failed to load
         self.is_loaded = False  # True from the end of loading on
         self.worker: Worker  # set when the models are loaded
-        self.repository: ModelRepository  # set when the models are loaded
+        self.repository: Repository  # set when the models are loaded
         self.repository_lock = asyncio.Lock()  # held while a model is loaded for which no memory is reserved yet
-        # Held while a model is loaded or unloaded, by its name.
-        self.model_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.replaced_models: set[str] = set()  # names of unloaded models that will be back soon
 
     def attach(self, backend: Backend) -> None:
         """Start to serve the models of a backend."""
         self.metrics.set_limits({"max_rows": backend.max_rows})
         self.worker, self.repository = backend.worker, backend.repository
         for loaded in backend.loaded.values():
-            self.attach_model(loaded)
+            self.list_model(loaded.model.manifest, loaded.model.max_rows, loaded)
         for manifest in backend.lazy.values():
-            self.metrics.for_model(manifest.name).unwatch()  # the gauges are 0 until the model is loaded
             rows = self.settings.max_rows or fitted_rows(backend.max_rows, self.settings.max_state_bytes, manifest)
-            self.list_lazy(manifest, rows)
+            self.list_model(manifest, rows)
         self.failed_models = sorted(backend.failed)
         self.metrics.set_failed_models(len(backend.failed))
         backend.worker.on_close = self._set_unavailable
@@ -260,30 +254,36 @@ class Service:
         if self.unavailable_code == "loading":
             self.unavailable_code = None
 
-    def attach_model(self, loaded: LoadedModel) -> None:
-        """Start to serve one model, whose engine the worker has."""
-        model, engine = loaded.model, loaded.engine
-        admission = self._admission_controller(model.max_rows, engine.throughput)
-        self._list(ListedModel(model.manifest, model.max_rows, admission, loaded))
-        self.metrics.for_model(model.name).watch(engine, loaded.memory, model.load_seconds)
+    def model(self, name: str) -> Model:
+        """Return what the process knows of a model; it is absent if it was never served."""
+        return self._known.setdefault(name, Model(name))
 
-    def list_lazy(self, manifest: Manifest, max_rows: int) -> None:
-        """List a model that its first call loads."""
-        self._list(ListedModel(manifest, max_rows, self._admission_controller(0, Throughput())))
-
-    def _admission_controller(self, max_rows: int, throughput: Throughput) -> AdmissionController:
-        settings = self.settings
-        return AdmissionController(
-            max_rows + settings.max_waiting_sequences,
+    def list_model(self, manifest: Manifest, max_rows: int, loaded: LoadedModel | None = None) -> None:
+        """Let clients name a model. The worker has its engine, or its first call loads it."""
+        model, settings, metrics = self.model(manifest.name), self.settings, self.metrics.for_model(manifest.name)
+        model.manifest, model.max_rows, model.loaded, model.retry_at = manifest, max_rows, loaded, None
+        if loaded is None:
+            model.state = "unloaded"
+            metrics.unwatch()  # the gauges are 0 until the model is loaded
+        else:
+            model.state = "ready"
+            metrics.watch(loaded.engine, loaded.memory, loaded.model.load_seconds)
+        model.admission = AdmissionController(
+            (0 if loaded is None else max_rows) + settings.max_waiting_sequences,
             settings.max_waiting_bytes,
             settings.max_waiting_tokens,
-            throughput,
+            Throughput() if loaded is None else loaded.engine.throughput,
             settings.queue_timeout_s,
         )
-
-    def _list(self, model: ListedModel) -> None:
-        self.models = dict(sorted({**self.models, model.manifest.name: model}.items()))
+        self.models = dict(sorted({**self.models, model.name: model}.items()))
         self._choose_defaults()
+
+    def unlist_model(self, model: Model, state: Literal["absent", "replaced"]) -> None:
+        """Reject new calls of a model from now on. Its metrics stay, and its gauges become 0."""
+        del self.models[model.name]
+        model.state, model.loaded = state, None
+        self._choose_defaults()
+        self.metrics.for_model(model.name).unwatch()
 
     def _choose_defaults(self) -> None:
         chosen = self.settings.default_model_names
@@ -296,19 +296,10 @@ class Service:
         """The manifests of all models, sorted by name; lazy models are included."""
         return [model.manifest for model in self.models.values()]
 
-    def detach_model(self, name: str) -> AdmissionController:
-        """Reject new calls of a model from now on; return the controller of its calls in progress.
-
-        The metrics of the model stay, and its gauges become 0.
-        """
-        model = self.models.pop(name)
-        self._choose_defaults()
-        self.metrics.for_model(name).unwatch()
-        return model.admission
-
     def state_of(self, name: str) -> ModelState:
-        """Return the state of a model; "unloaded" if there is none of this name."""
-        return self.models[name].state if name in self.models else "unloaded"
+        """Return the state of a model; "unloaded" if clients cannot name it."""
+        state = self.models[name].state if name in self.models else "unloaded"
+        return "unloaded" if state == "absent" or state == "replaced" else state
 
     def reserved_bytes(self, name: str) -> int:
         """Return the decoder state in bytes of all models except one, in all their rows.
@@ -394,7 +385,7 @@ class Service:
 
     def _check_loaded(self, name: str) -> None:
         """Check that the models are loaded, and that one is not being replaced."""
-        if not self.is_loaded or name in self.replaced_models:
+        if not self.is_loaded or (name in self._known and self._known[name].state == "replaced"):
             raise ApiError("loading")
 
     def _names_text(self) -> str:

@@ -10,12 +10,12 @@ import functools
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import NoReturn
 
 from sightline.base.errors import EXIT_FAILED
 from sightline.service.app import create_app
-from sightline.service.inference.changes import ModelLoad, unload_here
+from sightline.service.inference import changes
 from sightline.service.inference.service import Service
 from sightline.service.keys import Quota
 from sightline.service.loading import load_backend
@@ -25,7 +25,7 @@ from sightline.service.quotas import Grant
 from sightline.service.runtime.thread_counts import ThreadPlan
 from sightline.service.server import DrainingServer, explain_bus_errors, log_end
 from sightline.service.settings import Settings
-from sightline.service.workers.channel import ALIVE_S, Channel, ChannelClosedError
+from sightline.service.workers.channel import ALIVE_S, Channel, ChannelClosedError, Handler
 from sightline.service.workers.handover import Handover
 
 RETIRE_CHECK_S = 0.05
@@ -85,7 +85,6 @@ class WorkerServer(DrainingServer):
         self._channel: Channel
         self._running: asyncio.Task[None]
         self._signs: asyncio.Task[None]
-        self._loads: dict[str, ModelLoad] = {}  # loads that wait for the other workers, by model
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -110,9 +109,7 @@ class WorkerServer(DrainingServer):
                 "retire": self._retire,
                 "peers_ready": self._set_peers_ready,
                 "metrics": self._metrics,
-                "prepare_load": self._prepare_load,
-                "finish_load": self._finish_load,
-                "unload": self._unload,
+                **model_calls(self._service),
             }
         )
         if not self.should_exit:
@@ -194,19 +191,24 @@ class WorkerServer(DrainingServer):
             self._service.metrics.for_model(name).use()
         return await texts_of(self._service.metrics.collect())
 
-    async def _prepare_load(self, name: str, only_if_lazy: bool) -> str | None:
-        load = self._loads[name] = ModelLoad(self._service, name, only_if_lazy=only_if_lazy)
-        try:
-            return await load.prepare()
-        except BaseException:
-            del self._loads[name]
-            raise
 
-    async def _finish_load(self, name: str, is_agreed: bool) -> None:
-        await self._loads.pop(name).finish(is_agreed=is_agreed)
+def model_calls(service: Service) -> dict[str, Handler]:
+    """Return the calls by which the supervisor changes the models of a worker."""
+    loads: dict[str, AsyncGenerator[str | None, bool]] = {}  # loads that wait for the other workers, by model
 
-    async def _unload(self, name: str) -> None:
-        await unload_here(self._service, name)
+    async def prepare_load(name: str, only_if_lazy: bool) -> str | None:
+        phases = changes.load(service, name, only_if_lazy=only_if_lazy)
+        digest = await anext(phases)
+        loads[name] = phases
+        return digest
+
+    async def finish_load(name: str, is_agreed: bool) -> None:
+        await changes.finish(loads.pop(name), is_agreed=is_agreed)
+
+    async def unload(name: str) -> None:
+        await changes.unload(service, name)
+
+    return {"prepare_load": prepare_load, "finish_load": finish_load, "unload": unload}
 
 
 def run_worker(

@@ -774,7 +774,7 @@ def test_memory_for_states_is_reserved_for_lazy_models(folder: Path) -> None:
         assert service.reserved_bytes(name) == 2 * 10 * row
         loaded = backend.repository.load(name, service.reserved_bytes(name))
         assert loaded.model.max_rows == 10
-        service.attach_model(loaded)
+        service.list_model(loaded.model.manifest, loaded.model.max_rows, loaded)
     assert service.reserved_bytes("new") == 3 * 10 * row
 
 

@@ -17,8 +17,7 @@ from sightline.base.machine import resident_bytes
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.observer import NullObserver
 from sightline.service.inference.call import Call
-from sightline.service.inference.changes import NoPeers
-from sightline.service.inference.lazy import reload
+from sightline.service.inference.changes import NoPeers, reload
 from sightline.service.inference.repository import load_model, unload_model
 from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend
