@@ -26,7 +26,8 @@ from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.request import GenerateRequest
 from sightline.service.engine.worker import Worker
 from sightline.service.http import docs
-from sightline.service.http.application import Application, EndpointRoute
+from sightline.service.http.application import Application
+from sightline.service.http.dispatch import EndpointRoute
 from sightline.service.inference.service import Backend, LoadedModel, ServedModel
 from sightline.service.inference.submission import Arrival, Submission
 from sightline.service.runtime.runner import Runner
@@ -420,7 +421,7 @@ def arrivals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def add_endpoint(app: FastAPI, endpoint: Endpoint) -> None:
-    """Serve another endpoint. FastAPI's router finds it, as the dispatcher does not know it."""
+    """Serve another endpoint."""
     app.router.routes.append(EndpointRoute(endpoint))
 
 

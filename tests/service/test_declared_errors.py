@@ -22,7 +22,7 @@ from sightline.base.bundle import ChatTemplate
 from sightline.service import logs
 from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 from sightline.service.app import create_app
-from sightline.service.http.application import EndpointRoute
+from sightline.service.http.dispatch import EndpointRoute
 from sightline.service.http.openapi import HEAD_ERRORS
 from sightline.service.inference import results, submission, tokens
 from sightline.service.loading import load_backend
