@@ -15,7 +15,7 @@ from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 from sightline.service.body_fields import IdLists, Texts
 from sightline.service.http.dispatch import EndpointRoute
 from sightline.service.http.http_call import HttpCall
-from sightline.service.http.openapi import declared_errors, schemas_of_errors
+from sightline.service.http.openapi import KEY_SCHEMES, schemas_of_errors, shared_errors
 
 MAX_SUGGESTED_PATH = 128  # characters; longer paths are not compared with the routes
 # The router compares a path with one route after another, so the paths of most calls come first.
@@ -67,7 +67,7 @@ class Application(FastAPI):
         self._documented = [route_of(endpoint) for endpoint in endpoints]  # in the order of the document
         super().__init__(
             routes=[*sorted(self._documented, key=_place_of)],
-            dependencies=[Depends(check_key)],  # of routes that are added later
+            dependencies=[Depends(check) for check in (check_key, *KEY_SCHEMES)],  # of routes that are added later
             openapi_url=None,  # service/http/docs.py serves it; FastAPI's own page loads scripts from the internet
             redirect_slashes=False,
             telemetry={"tracing": False, "metrics": False, "logs": False},
@@ -111,7 +111,7 @@ class Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document.
 
-        The errors of each endpoint are added here, because FastAPI drops the nulls from examples.
+        The errors are added here, because FastAPI drops the nulls from examples.
         """
         if self.openapi_schema is not None:
             return self.openapi_schema
@@ -122,14 +122,13 @@ class Application(FastAPI):
             routes=[*self._documented, *(route for route in self.routes if route not in self._documented)],
         )
         for route in self._endpoint_routes:
-            operation = document["paths"][route.path][route.declared.method.lower()]
-            success = operation["responses"]["200"]
-            operation["responses"] = {"200": success, **declared_errors(route.declared, route.unique_id)}
-        endpoints = [route.declared for route in self._endpoint_routes]
-        schemas = document["components"]["schemas"] | schemas_of_errors(endpoints)
+            del document["paths"][route.path][route.declared.method.lower()]["responses"]["default"]
+        endpoints, components = [route.declared for route in self._endpoint_routes], document["components"]
+        schemas = components["schemas"] | schemas_of_errors(endpoints)
         # FastAPI also declares the types of fields that have another schema in this document.
         hidden = {Texts.__name__, IdLists.__name__}
-        document["components"]["schemas"] = {name: schemas[name] for name in sorted(schemas.keys() - hidden)}
+        components["schemas"] = {name: schemas[name] for name in sorted(schemas.keys() - hidden)}
+        components["responses"] = shared_errors(endpoints)
         self.openapi_schema = document
         return document
 

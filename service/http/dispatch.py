@@ -35,7 +35,7 @@ from sightline.service.http.compression import MIN_BYTES, accepts_gzip, compress
 from sightline.service.http.hosts import AllowedHosts
 from sightline.service.http.http_call import NO_ROUTE, POLLED_ROUTES, CheckFields, HttpCall, receive_body
 from sightline.service.http.incoming import EXCHANGE
-from sightline.service.http.openapi import RESPONSE_HEADERS, declared_request
+from sightline.service.http.openapi import KEY_SCHEMES, RESPONSE_HEADERS, declared_errors, declared_request
 from sightline.service.inference.service import Service
 from sightline.service.inference.streaming import StreamToken
 from sightline.service.logs import FIELDS, access_logger
@@ -227,6 +227,7 @@ class EndpointRoute(APIRoute):
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.declared = endpoint
+        key_schemes = () if endpoint.is_open else KEY_SCHEMES
         super().__init__(
             endpoint.path,
             endpoint.handler,
@@ -234,7 +235,8 @@ class EndpointRoute(APIRoute):
             name=endpoint.name,
             summary=summary_of(endpoint.handler),
             description=inspect.getdoc(endpoint.handler) or summary_of(endpoint.handler),
-            dependencies=[Depends(check) for check in endpoint.dependencies],
+            tags=[*endpoint.tags],
+            dependencies=[Depends(check) for check in (*endpoint.dependencies, *key_schemes)],
             response_model=endpoint.response,
             response_class=JSONResponse if JSON in endpoint.media_types else Response,
             responses={
@@ -242,7 +244,8 @@ class EndpointRoute(APIRoute):
                     "headers": RESPONSE_HEADERS,
                     "content": {kind: {} for kind in endpoint.media_types if kind != JSON},
                 },
-                "default": {},  # otherwise FastAPI declares its own 422
+                **declared_errors(endpoint),
+                "default": {},  # otherwise FastAPI declares its own 422; `Application.openapi` removes it
             },
             openapi_extra=declared_request(endpoint),
         )

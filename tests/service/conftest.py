@@ -324,6 +324,16 @@ def with_alignment(backend: FakeBackend, step: AlignmentStep) -> FakeBackend:
     return backend
 
 
+def responses_of(document: Any, method: str, path: str) -> dict[str, Any]:
+    """Return the responses of an operation by status, and the shared ones instead of references."""
+    shared = document["components"]["responses"]
+    responses = document["paths"][path][method.lower()]["responses"]
+    return {
+        status: shared[response["$ref"].rsplit("/", 1)[1]] if "$ref" in response else response
+        for status, response in responses.items()
+    }
+
+
 @pytest.fixture(scope="session")
 def openapi(start: Start) -> Any:
     """OpenAPI document that a service with default settings serves; tests must not change it."""
