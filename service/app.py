@@ -1,4 +1,4 @@
-"""The application: its endpoints, their dispatcher, and the loading of models while it starts."""
+"""The application: its endpoints, its middleware, and the loading of models while it starts."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ from sightline.service.api import (
 )
 from sightline.service.http import docs, page
 from sightline.service.http.application import Application
-from sightline.service.http.dispatch import CallLog, Dispatcher
+from sightline.service.http.dispatch import CallLog, ErrorSender
 from sightline.service.inference.changes import NoPeers, reload
 from sightline.service.inference.service import Backend, ServedModel, Service
 from sightline.service.keys import KeyRing
@@ -112,7 +112,7 @@ def create_app(
         lifespan=lifespan,
     )
     # The last middleware that is added is the outermost.
-    app.add_middleware(Dispatcher, service=service, table=app.table)
+    app.add_middleware(ErrorSender, service=service)
     if settings.allowed_origins:
         app.add_middleware(
             Cors,

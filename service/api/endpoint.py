@@ -216,6 +216,7 @@ class Endpoint:
     role: Role = "use"  # that a key needs
     key_field: str | None = None  # field of the body that can have the key, if no header has it
     name: str | None = None  # in the OpenAPI document, if it is not that of the handler
+    tags: Sequence[str] = ("sightline",)  # in the OpenAPI document: the APIs that have the endpoint
 
     @cached_property
     def body_type(self) -> type[BaseModel] | None:

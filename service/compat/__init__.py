@@ -5,6 +5,7 @@ The endpoints of a module are its `ENDPOINTS`. If an API has all paths with some
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 
@@ -14,8 +15,12 @@ from sightline.service.settings import COMPATIBLE_APIS
 
 
 def endpoints(names: Sequence[str]) -> list[Endpoint]:
-    """Return the endpoints of these APIs."""
-    return [endpoint for module in _modules(names) for endpoint in module.ENDPOINTS]
+    """Return the endpoints of these APIs, tagged with the names of all APIs that have them."""
+    return [
+        replace(endpoint, tags=tuple(name for name in COMPATIBLE_APIS if module in _modules([name])))
+        for module in _modules(names)
+        for endpoint in module.ENDPOINTS
+    ]
 
 
 def error_formats(names: Sequence[str]) -> dict[str, ErrorFormat]:

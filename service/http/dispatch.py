@@ -1,7 +1,7 @@
-"""ASGI middleware: one response and one log line for each request.
+"""Routes of the endpoints, and ASGI middleware: one response and one log line for each request.
 
-FastAPI's own handling costs more than the rest of a call together, and answers some bad bodies with
-500 (see docs/adr/0024-endpoints-are-fastapi-routes.md).
+A route reads the body itself: FastAPI would answer some bad bodies with 500, and needs more time
+than the rest of a call together (see docs/adr/0061-fastapi-finds-and-describes-the-endpoints.md).
 """
 
 import asyncio
@@ -10,15 +10,20 @@ import functools
 import inspect
 import logging
 import os
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote
 
 import orjson
+from fastapi import Depends, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette._utils import get_route_path
+from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import _TrustedHosts
 
@@ -30,7 +35,7 @@ from sightline.service.http.compression import MIN_BYTES, accepts_gzip, compress
 from sightline.service.http.hosts import AllowedHosts
 from sightline.service.http.http_call import NO_ROUTE, POLLED_ROUTES, CheckFields, HttpCall, receive_body
 from sightline.service.http.incoming import EXCHANGE
-from sightline.service.http.routing import RouteTable
+from sightline.service.http.openapi import KEY_SCHEMES, RESPONSE_HEADERS, declared_errors, declared_request
 from sightline.service.inference.service import Service
 from sightline.service.inference.streaming import StreamToken
 from sightline.service.logs import FIELDS, access_logger
@@ -169,16 +174,16 @@ def _attributes(call: HttpCall, status: int, code: str | None) -> dict[str, Any]
     }
 
 
-class Dispatcher:
-    """Middleware that calls the endpoint of each request, without a search through all routes.
+class ErrorSender:
+    """Middleware that sends the errors of calls.
 
-    Other requests go to FastAPI's router. Errors are sent here, so that they get CORS headers too.
+    FastAPI's handlers would send unexpected errors without CORS headers, and see neither a panic in
+    Rust nor a cancellation.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, table: RouteTable) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._table = table
         self._hosts = AllowedHosts(service.settings.allowed_host_names)
         self._admin_port = service.settings.admin_port
 
@@ -190,21 +195,8 @@ class Dispatcher:
         call.check_access = self._check_access
         try:
             try:
-                path, method = get_route_path(scope), scope["method"]  # without the prefix of the application
-                by_method: Mapping[str, Endpoint] | None = self._table.by_path.get(path)
-                path_parameters: Mapping[str, str] = {}
-                if by_method is None:
-                    by_method, path_parameters = self._table.find(path)
                 # HEAD has the headers of GET (RFC 9110, 9.1); the server omits the body.
-                endpoint = by_method.get("GET" if method == "HEAD" else method)
-                if endpoint is not None:
-                    await respond(call, endpoint, path_parameters, send)
-                else:
-                    call.error_format = self._table.format_of(path)
-                    self._check_access(call, None)
-                    if path.endswith("\n"):  # FastAPI's router would ignore the line break
-                        raise self._table.not_found(call, path)
-                    await self._app(scope, receive, send)
+                await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)
             except ApiError as error:
                 if error.code in ("overloaded", "rate_limit_exceeded"):
                     await self._service.rejection_pacer.wait()
@@ -230,11 +222,57 @@ class Dispatcher:
             authorize(call, endpoint, self._service.keys)
 
 
-async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[str, str], send: Send) -> None:
-    """Call the endpoint of a request, if the caller has access, and send its response."""
+class EndpointRoute(APIRoute):
+    """The route of an endpoint, which FastAPI finds and describes, and `respond` answers."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.declared = endpoint
+        key_schemes = () if endpoint.is_open else KEY_SCHEMES
+        super().__init__(
+            endpoint.path,
+            endpoint.handler,
+            methods=[endpoint.method],
+            name=endpoint.name,
+            summary=summary_of(endpoint.handler),
+            description=inspect.getdoc(endpoint.handler) or summary_of(endpoint.handler),
+            tags=[*endpoint.tags],
+            dependencies=[Depends(check) for check in (*endpoint.dependencies, *key_schemes)],
+            response_model=endpoint.response,
+            response_class=JSONResponse if JSON in endpoint.media_types else Response,
+            responses={
+                200: {
+                    "headers": RESPONSE_HEADERS,
+                    "content": {kind: {} for kind in endpoint.media_types if kind != JSON},
+                },
+                **declared_errors(endpoint),
+                "default": {},  # otherwise FastAPI declares its own 422; `Application.openapi` removes it
+            },
+            openapi_extra=declared_request(endpoint),
+        )
+        self._fixed_part = endpoint.path.rpartition("}")[2] or endpoint.path.partition("{")[0]
+        # Starlette's `$` would ignore a line break at the end of a path.
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return functools.partial(respond, self.declared)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Decline most paths without the regular expression, which takes four times as long."""
+        return super().matches(scope) if self._fixed_part in scope["path"] else (Match.NONE, {})
+
+
+def summary_of(handler: Callable[..., Any]) -> str:
+    """Return the first sentence of a handler's docstring, or its name if there is none (`-OO`)."""
+    text = inspect.getdoc(handler) or f"{handler.__name__.replace('_', ' ').capitalize()}."
+    return re.split(r"(?<=\.)\s", text.replace("\n", " "), maxsplit=1)[0].strip().rstrip(".")
+
+
+async def respond(endpoint: Endpoint, request: Request) -> Response:
+    """Call the endpoint of a request, if the caller has access, and return its response."""
+    call: HttpCall = request.scope[CALL]
     call.endpoint, call.error_format = endpoint, endpoint.error_format
     call.check_access(call, endpoint)
-    service, arguments = call.service, dict[str, Any](path_parameters)
+    service, arguments = call.service, dict[str, Any](request.scope["path_params"])
     check_key = None
     if endpoint.key_field is not None and service.keys is not None and call.key is None:
         check_key = functools.partial(authorize_by_field, call, endpoint, service.keys)
@@ -256,10 +294,7 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
     for check in endpoint.dependencies:
         await check(**{name: arguments.pop(name) for name in inspect.signature(check).parameters})
     response = await endpoint.handler(call, **arguments)
-    if isinstance(response, EventStream):
-        await _send_events(call, send, response)
-    else:
-        await _send(call, send, response)
+    return EventsAnswer(call, response) if isinstance(response, EventStream) else Answer(call, response)
 
 
 async def _receive(
@@ -282,60 +317,74 @@ async def _receive(
     return received
 
 
-async def _send(call: HttpCall, send: Send, response: Any) -> None:
-    if not isinstance(response, Raw):
-        response = Raw(orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY), JSON)
-    call.observe_latency()
-    body = response.body
-    headers = [(name.lower().encode(), value.encode()) for name, value in (response.headers or {}).items()]
-    has_coding = any(name == b"vary" for name, _ in headers)  # the endpoint has chosen it
-    if len(body) >= MIN_BYTES and not has_coding:
-        headers.append((b"vary", b"Accept-Encoding"))
-        if accepts_gzip(call.headers):
-            body = await compress(body)
-            headers.append((b"content-encoding", b"gzip"))
-    if response.media_type is not None:
-        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", response.media_type.encode()), *headers]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    if len(body) > LARGE_BYTES:
-        # uvicorn waits for the reader before the next part, but not after the last one. With an
-        # empty last part, the call keeps its reservation until most of the body is read.
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        body = b""
-        await asyncio.sleep(0)  # the loop reports a connection that this part found closed
-    await send({"type": "http.response.body", "body": body})
+@dataclass(eq=False)
+class Answer(Response):
+    """Response of one body: of a `Raw`, or of an object that becomes JSON."""
+
+    call: HttpCall
+    content: Any
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call, response = self.call, self.content
+        if not isinstance(response, Raw):
+            response = Raw(orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY), JSON)
+        call.observe_latency()
+        body = response.body
+        headers = [(name.lower().encode(), value.encode()) for name, value in (response.headers or {}).items()]
+        has_coding = b"vary" in dict(headers)  # the endpoint has chosen it
+        if len(body) >= MIN_BYTES and not has_coding:
+            headers.append((b"vary", b"Accept-Encoding"))
+            if accepts_gzip(call.headers):
+                body = await compress(body)
+                headers.append((b"content-encoding", b"gzip"))
+        if (kind := response.media_type) is not None:
+            headers = [(b"content-length", b"%d" % len(body)), (b"content-type", kind.encode()), *headers]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        if len(body) > LARGE_BYTES:
+            # uvicorn waits for the reader before the next part, but not after the last one. With an
+            # empty last part, the call keeps its reservation until most of the body is read.
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            body = b""
+            await asyncio.sleep(0)  # the loop reports a connection that this part found closed
+        await send({"type": "http.response.body", "body": body})
 
 
-async def _send_events(call: HttpCall, send: Send, response: EventStream) -> None:
-    """Send events as they arrive; those that arrive together are sent in one part."""
-    encoder = response.encoder
-    headers = [(b"content-type", response.media_type.encode()), *EVENT_HEADERS]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    chunk = b""
-    try:
-        async with contextlib.aclosing(aiter(response.stream)) as groups:
-            async for events in groups:
-                for sequence, event in events:
-                    if isinstance(event, StreamToken):
-                        chunk += encoder.token(sequence, event)
-                    else:
-                        chunk += encoder.end(sequence, event)
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                chunk = b""
-        last = encoder.close(response.stream)
-    except ApiError as error:
-        call.fail(error)
-        last = chunk + encoder.error(call.error_body(error))
-    except ClientGoneError:
-        call.code = CLIENT_GONE
-        return
-    except INTERRUPTIONS:
-        raise
-    except BaseException:
-        logger.exception("a stream failed", extra={"fields": {"request_id": call.request_id}})
-        call.code = "internal"
-        last = chunk + encoder.error(call.error_body(ApiError("internal")))
-    await send({"type": "http.response.body", "body": last})
+@dataclass(eq=False)
+class EventsAnswer(Response):
+    """Response of events, sent as they arrive; those that arrive together are sent in one part."""
+
+    call: HttpCall
+    content: EventStream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call, encoder = self.call, self.content.encoder
+        headers = [(b"content-type", self.content.media_type.encode()), *EVENT_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        chunk = b""
+        try:
+            async with contextlib.aclosing(aiter(self.content.stream)) as groups:
+                async for events in groups:
+                    for sequence, event in events:
+                        if isinstance(event, StreamToken):
+                            chunk += encoder.token(sequence, event)
+                        else:
+                            chunk += encoder.end(sequence, event)
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    chunk = b""
+            last = encoder.close(self.content.stream)
+        except ApiError as error:
+            call.fail(error)
+            last = chunk + encoder.error(call.error_body(error))
+        except ClientGoneError:
+            call.code = CLIENT_GONE
+            return
+        except INTERRUPTIONS:
+            raise
+        except BaseException:
+            logger.exception("a stream failed", extra={"fields": {"request_id": call.request_id}})
+            call.code = "internal"
+            last = chunk + encoder.error(call.error_body(ApiError("internal")))
+        await send({"type": "http.response.body", "body": last})
 
 
 async def _send_error(call: HttpCall, send: Send, error: ApiError) -> None:

@@ -80,7 +80,7 @@ def _pages_of(call: Call) -> Pages:
 
 def render(document: dict[str, Any]) -> str:
     """Return the page as HTML. It loads nothing from other hosts; its script sends the forms."""
-    schemas = document["components"]["schemas"]
+    components = document["components"]
     operations = [
         (method, path, operation)
         for path, by_method in document["paths"].items()
@@ -90,7 +90,7 @@ def render(document: dict[str, Any]) -> str:
         f'<li><a href="#{_anchor(method, path)}">{_title(method, path)}</a> {html.escape(operation["summary"])}</li>'
         for method, path, operation in operations
     )
-    routes = "".join(_route(method, path, operation, schemas) for method, path, operation in operations)
+    routes = "".join(_route(method, path, operation, components) for method, path, operation in operations)
     style, script = ((files("sightline.service.http") / name).read_text("utf-8") for name in ("docs.css", "docs.js"))
     title, about = html.escape(document["info"]["title"]), html.escape(document["info"]["description"])
     return (
@@ -110,7 +110,8 @@ def _title(method: str, path: str) -> str:
     return f"{method.upper()} {html.escape(path)}"
 
 
-def _route(method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+def _route(method: str, path: str, operation: dict[str, Any], components: dict[str, Any]) -> str:
+    schemas = components["schemas"]
     content = operation.get("requestBody", {}).get("content", {}).get(JSON)
     body = content["schema"] if content else None
     parts = [
@@ -131,13 +132,17 @@ def _route(method: str, path: str, operation: dict[str, Any], schemas: dict[str,
             parts.append(_details("Response example", _json(example_of(schema, schemas))))
         elif media_type != JSON:
             parts.append(f"<p>The response can be <code>{html.escape(media_type)}</code>.</p>")
-    errors = "".join(_error(*response) for response in operation["responses"].items() if response[0] != "200")
+    errors = "".join(
+        _error(status, _resolve(response, components["responses"]))
+        for status, response in operation["responses"].items()
+        if status != "200"
+    )
     parts += [_details("Errors", errors), _form(method, path, operation["parameters"], examples), "</section>"]
     return "".join(parts)
 
 
 def _resolve(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema, or the schema that it refers to."""
+    """Return a schema or a response, or the shared one that it refers to."""
     return schemas[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
 
 

@@ -73,7 +73,7 @@ class HttpCall(Call):
         self._send = send
         self.exchange: Exchange | None = scope.get(EXCHANGE)  # absent in tests without a connection
         self.endpoint: Endpoint | None = None
-        self.check_access: Callable[[HttpCall, Endpoint], None]  # set by the dispatcher, before any endpoint is called
+        self.check_access: Callable[[HttpCall, Endpoint | None], None]  # set by `ErrorSender`
         self.error_format: ErrorFormat = NATIVE_ERRORS
         self.tail = b""  # bytes of the body after its JSON
         self.status: int | None = None  # status of the response once it has started

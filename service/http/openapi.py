@@ -1,9 +1,10 @@
 """Parts of the OpenAPI document that FastAPI cannot derive: headers, forms, and errors by code."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
+from fastapi.security import APIKeyHeader, HTTPBearer
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
@@ -24,6 +25,7 @@ HEAD_ERRORS: tuple[ErrorCode, ...] = ("malformed_request", "client_too_slow", "h
 REFERENCE = "#/components/schemas/{model}"
 EXAMPLE_REQUEST_ID = "0123456789abcdef01234567"
 
+KEY_USE = "API key, if the service has a file of keys."
 REQUEST_ID_PATTERN = f"^{REQUEST_ID.pattern}$"
 RESPONSE_HEADERS = {
     "X-Request-Id": {
@@ -71,8 +73,18 @@ LENGTH_PARAMETER = {
 }
 
 
-def declared_errors(endpoint: Endpoint, operation_id: str) -> dict[str, Any]:
-    """Return the OpenAPI declaration of the errors of an endpoint: its responses by status."""
+# The two schemes of a key that every API accepts; `access.py` reads the key.
+KEY_SCHEMES = (
+    HTTPBearer(scheme_name="bearer", description=KEY_USE, auto_error=False),
+    APIKeyHeader(name="X-API-Key", scheme_name="header", description=KEY_USE, auto_error=False),
+)
+
+# Codes of errors with the same status, each with its form.
+Errors = Sequence[tuple[ErrorCode, ErrorFormat]]
+
+
+def errors_of(endpoint: Endpoint) -> dict[int, Errors]:
+    """Return the errors of an endpoint by status."""
     own = (*endpoint.errors, "internal", *(BODY_ERRORS if endpoint.body_type else ()))
     if endpoint.path not in POLLED_ROUTES:
         own = (*own, "misdirected_request")
@@ -84,26 +96,53 @@ def declared_errors(endpoint: Endpoint, operation_id: str) -> dict[str, Any]:
     errors = (*((code, NATIVE_ERRORS) for code in HEAD_ERRORS), *((code, endpoint.error_format) for code in own))
     for code, error_format in errors:
         by_status.setdefault(error_format.status(code), []).append((code, error_format))
+    return dict(sorted(by_status.items()))
+
+
+def declared_errors(endpoint: Endpoint) -> dict[int | str, dict[str, Any]]:
+    """Return the responses of an endpoint's errors by status, which refer to shared ones."""
     return {
-        str(status): {
-            "description": ", ".join(dict.fromkeys(code for code, _ in of_status)),
-            "headers": RESPONSE_HEADERS | ERROR_HEADERS | (RETRY_HEADERS if status in (429, 503) else {}),
-            "content": {
-                JSON: {
-                    "schema": _schema_of_errors(of_status, f"Response {status} {operation_id}"),
-                    # A code with two formats is shown in the endpoint's own, which comes last.
-                    "examples": {code: _example(code, error_format) for code, error_format in of_status},
-                }
-            },
-        }
-        for status, of_status in sorted(by_status.items())
+        status: {"$ref": f"#/components/responses/{_name_of(errors)}", "description": ", ".join(_codes_of(errors))}
+        for status, errors in errors_of(endpoint).items()
     }
 
 
-def _schema_of_errors(errors: Iterable[tuple[ErrorCode, ErrorFormat]], title: str) -> dict[str, Any]:
-    names = dict.fromkeys(error_format.response.__name__ for _, error_format in errors)
-    references = [{"$ref": REFERENCE.format(model=name)} for name in names]
-    return references[0] if len(names) == 1 else {"anyOf": references, "title": title.replace("_", " ").title()}
+def shared_errors(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+    """Return the error responses of endpoints by name, each once."""
+    shared = {
+        _name_of(errors): (status, errors) for endpoint in endpoints for status, errors in errors_of(endpoint).items()
+    }
+    return {
+        name: {
+            "description": ", ".join(_codes_of(errors)),
+            "headers": RESPONSE_HEADERS | ERROR_HEADERS | (RETRY_HEADERS if status in (429, 503) else {}),
+            "content": {
+                JSON: {
+                    "schema": _schema_of(errors),
+                    # A code with two formats is shown in the endpoint's own, which comes last.
+                    "examples": {code: _example(code, error_format) for code, error_format in errors},
+                }
+            },
+        }
+        for name, (status, errors) in sorted(shared.items())
+    }
+
+
+def _codes_of(errors: Errors) -> list[str]:
+    return list(dict.fromkeys(code for code, _ in errors))
+
+
+def _types_of(errors: Errors) -> list[str]:
+    return list(dict.fromkeys(error_format.response.__name__ for _, error_format in errors))
+
+
+def _name_of(errors: Errors) -> str:
+    return ".".join([*_types_of(errors), *_codes_of(errors)])
+
+
+def _schema_of(errors: Errors) -> dict[str, Any]:
+    references = [{"$ref": REFERENCE.format(model=name)} for name in _types_of(errors)]
+    return references[0] if len(references) == 1 else {"anyOf": references}
 
 
 def schemas_of_errors(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
@@ -125,6 +164,8 @@ def declared_request(endpoint: Endpoint) -> dict[str, Any]:
     if body_format.length_header is not None:
         parameters.append(LENGTH_PARAMETER | {"name": body_format.length_header})
     declared: dict[str, Any] = {"parameters": parameters}
+    if not endpoint.is_open:
+        declared["security"] = [{}]  # beside those of `KEY_SCHEMES`: a service without keys asks for none
     others = [
         kind for kind in body_format.media_types if kind not in ("", JSON) and (kind != FORM or body_format.is_form)
     ]

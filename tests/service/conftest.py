@@ -26,7 +26,8 @@ from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.request import GenerateRequest
 from sightline.service.engine.worker import Worker
 from sightline.service.http import docs
-from sightline.service.http.application import Application, EndpointRoute
+from sightline.service.http.application import Application
+from sightline.service.http.dispatch import EndpointRoute
 from sightline.service.inference.service import Backend, LoadedModel, ServedModel
 from sightline.service.inference.submission import Arrival, Submission
 from sightline.service.runtime.runner import Runner
@@ -323,6 +324,16 @@ def with_alignment(backend: FakeBackend, step: AlignmentStep) -> FakeBackend:
     return backend
 
 
+def responses_of(document: Any, method: str, path: str) -> dict[str, Any]:
+    """Return the responses of an operation by status, and the shared ones instead of references."""
+    shared = document["components"]["responses"]
+    responses = document["paths"][path][method.lower()]["responses"]
+    return {
+        status: shared[response["$ref"].rsplit("/", 1)[1]] if "$ref" in response else response
+        for status, response in responses.items()
+    }
+
+
 @pytest.fixture(scope="session")
 def openapi(start: Start) -> Any:
     """OpenAPI document that a service with default settings serves; tests must not change it."""
@@ -420,7 +431,7 @@ def arrivals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def add_endpoint(app: FastAPI, endpoint: Endpoint) -> None:
-    """Serve another endpoint. FastAPI's router finds it, as the dispatcher does not know it."""
+    """Serve another endpoint."""
     app.router.routes.append(EndpointRoute(endpoint))
 
 

@@ -22,12 +22,22 @@ from sightline.base.bundle import ChatTemplate
 from sightline.service import logs
 from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 from sightline.service.app import create_app
-from sightline.service.http.application import EndpointRoute
+from sightline.service.http.dispatch import EndpointRoute
 from sightline.service.http.openapi import HEAD_ERRORS
 from sightline.service.inference import results, submission, tokens
 from sightline.service.loading import load_backend
 from sightline.service.settings import Settings
-from tests.service.conftest import MASK, MakeBackend, Running, Serve, Start, read_all, reading_examples, until
+from tests.service.conftest import (
+    MASK,
+    MakeBackend,
+    Running,
+    Serve,
+    Start,
+    read_all,
+    reading_examples,
+    responses_of,
+    until,
+)
 from tests.support.fake_runner import NLI_LABELS, fake_classifier_manifest, fake_manifest, fake_masked_manifest
 
 pytestmark = pytest.mark.anyio
@@ -85,7 +95,7 @@ class Operation:
     def _declared(self) -> list[tuple[str, int, Any]]:
         return [
             (code, int(status), example["value"])
-            for status, response in self.described["responses"].items()
+            for status, response in responses_of(document(), self.method, self.path).items()
             if status != "200"
             for code, example in response["content"]["application/json"]["examples"].items()
         ]

@@ -19,7 +19,7 @@ from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 from sightline.service.inference.generate import GenerateResult, generate
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.settings import COMPATIBLE_APIS, SettingsError, make_settings
-from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, add_endpoint, until
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, add_endpoint, responses_of, until
 from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
@@ -212,7 +212,7 @@ async def test_a_stream_can_be_json_lines(start: Start, make_backend: MakeBacken
 
 
 async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running) -> None:
-    responses = with_plain_route(running).app.openapi()["paths"]["/plain"]["post"]["responses"]
+    responses = responses_of(with_plain_route(running).app.openapi(), "post", "/plain")
     expected: list[tuple[str, ErrorCode]] = [("422", "empty_input"), ("500", "internal")]
     for status, code in expected:
         content = responses[status]["content"]["application/json"]

@@ -10,7 +10,7 @@ import pytest
 from sightline import __version__
 from sightline.base.bundle import Languages
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.http.application import EndpointRoute
+from sightline.service.http.dispatch import EndpointRoute
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import fake_manifest
 

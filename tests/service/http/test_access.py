@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from sightline.service import logs
-from sightline.service.http.application import EndpointRoute
+from sightline.service.http.dispatch import EndpointRoute
 from sightline.service.keys import remove_key
 from tests.service.conftest import Running, Start
 
@@ -53,6 +53,16 @@ async def test_every_route_needs_a_key_and_some_need_the_role_admin(start: Start
                     assert response.status_code != 401, path
                     assert (response.status_code == 403) == (path in ADMIN and role == "use"), path
             assert count > 60
+
+
+async def test_a_route_that_others_add_needs_a_key(start: Start) -> None:
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async with start(keys=KEYS) as running:
+        running.app.add_api_route("/double/{number}", double)
+        for headers, status in (({}, 401), ({"x-api-key": "sl-nobody"}, 401), (USE, 200)):
+            assert (await running.client.get("/double/21", headers=headers)).status_code == status
 
 
 async def test_paths_and_methods_that_do_not_exist_need_a_key_too(start: Start) -> None:

@@ -20,8 +20,9 @@ from sightline.service.http.application import Application
 from sightline.service.http.docs import example_of
 from sightline.service.inference.generate import GenerateResult
 from sightline.service.parameters import PARAMETER_NAMES
+from sightline.service.settings import COMPATIBLE_APIS
 from tests.prose import OPENING
-from tests.service.conftest import Serve, Start
+from tests.service.conftest import Serve, Start, responses_of
 
 pytestmark = pytest.mark.anyio
 
@@ -64,18 +65,35 @@ def test_openapi_declares_the_fields_of_requests_and_every_error_code_of_a_route
     assert generate["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/GenerateBody")
     assert set(generate["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
     assert openapi["components"]["schemas"]["GenerateBody"]["additionalProperties"] is False
-    references = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(openapi)))
-    assert references == openapi["components"]["schemas"].keys()
+    for kind in ("schemas", "responses"):
+        references = set(re.findall(rf"#/components/{kind}/([\w.]+)", json.dumps(openapi)))
+        assert references == openapi["components"][kind].keys()
     for path, operations in openapi["paths"].items():
         invalid = {422: 400} if path in OPENAI_PATHS else {}
-        for operation in operations.values():
-            for status, response in operation["responses"].items():
+        for method in operations:
+            for status, response in responses_of(openapi, method, path).items():
                 codes = [] if status == "200" else response["description"].split(", ")
                 statuses = {ERRORS[code].status for code in codes}
                 assert {invalid.get(one, one) for one in statuses} == ({int(status)} if codes else set())
                 assert "X-Request-Id" in response["headers"] and ("Retry-After" in response["headers"]) == (
                     status in ("429", "503")
                 )
+
+
+def test_every_operation_has_the_tags_of_its_apis_and_the_schemes_of_its_key(openapi: Any) -> None:
+    schemes = openapi["components"]["securitySchemes"]
+    assert {(scheme["type"], scheme.get("name")) for scheme in schemes.values()} == {
+        ("http", None),
+        ("apiKey", "X-API-Key"),
+    }
+    for operations in openapi["paths"].values():
+        for operation in operations.values():
+            assert set(operation["tags"]) <= {"sightline", *COMPATIBLE_APIS}
+            # Without the file of keys, a service asks for none.
+            expected = [{name: []} for name in schemes] + [{}] if "401" in operation["responses"] else None
+            assert operation.get("security") == expected
+    assert openapi["paths"]["/v1/embeddings"]["post"]["tags"] == ["openai"]
+    assert openapi["paths"]["/info"]["get"]["tags"] == ["tgi", "tei"]
 
 
 def descriptions(openapi: Any) -> Iterator[tuple[str, str | None]]:
@@ -88,7 +106,7 @@ def descriptions(openapi: Any) -> Iterator[tuple[str, str | None]]:
             yield f"{method} {path}", operation.get("description")
             for parameter in operation["parameters"]:
                 yield f"{method} {path}: {parameter['name']}", parameter.get("description")
-            for response in operation["responses"].values():
+            for response in responses_of(openapi, method, path).values():
                 for name, header in response["headers"].items():
                     yield f"{method} {path}: {name}", header.get("description")
     for name, schema in openapi["components"]["schemas"].items():

@@ -486,6 +486,23 @@ def test_a_few_trailers_are_read_and_ignored(serve: Serve) -> None:
         assert response.startswith(b"HTTP/1.1 200 ")
 
 
+def test_a_reader_that_pauses_twice_is_not_disconnected(serve: Serve) -> None:
+    """The kernel's own timeout (TCP_USER_TIMEOUT) would end the connection at the second pause: it
+    does not count what a reader with a small window has read between them.
+    """
+    parameters = b'{"max_new_tokens":60,"min_new_tokens":60,"return_attention":true}'
+    body = b'{"inputs":["%s"],"parameters":%s}' % (b"x" * 60, parameters)
+    with serve(client_timeout_s=1) as wire, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", wire.port))
+        client.sendall((POST + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 8)
+        for _ in range(2):
+            time.sleep(0.5)
+            for _ in range(60):
+                assert client.recv(4096)
+                time.sleep(0.01)
+
+
 class Clock:
     """Time of the running event loop, which passes only in `sleep`."""
 
