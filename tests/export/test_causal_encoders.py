@@ -33,7 +33,7 @@ from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.inference.call import tokenize_within_limits
 from sightline.service.inference.dense import read_dense
-from sightline.service.inference.encode import pool
+from sightline.service.tasks.encode import pool
 from tests.export.folders_of_others import word_tokenizer
 from tests.zoo.comparing import assert_equals_transformers, assert_graphs_equal_the_reference, import_folder
 from tests.zoo.folders import SentenceModel, byte_tokenizer, dense, modules, write_folder

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from sightline.service.api.endpoint import EventStream, event_of
-from sightline.service.api.generate import DONE
 from sightline.service.compat.common import DataEventEncoder
 from sightline.service.compat.openai.schemas import CompletionUsage, DecodingBody
 from sightline.service.inference.call import AnyInputs, Call
@@ -15,6 +14,7 @@ from sightline.service.inference.sentence_splitting import generate_texts, sente
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import GenerateParameters
+from sightline.service.tasks.generate import DONE
 
 
 class Choice(Protocol):

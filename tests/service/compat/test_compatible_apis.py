@@ -14,11 +14,11 @@ from pydantic import BaseModel
 
 from sightline.service import compat
 from sightline.service.api.endpoint import NDJSON, Call, Endpoint, ErrorFormat, EventStream, line_of
-from sightline.service.api.generate import GenerateBody, NativeEventEncoder
 from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 from sightline.service.inference.generate import GenerateResult, generate
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.settings import COMPATIBLE_APIS, SettingsError, make_settings
+from sightline.service.tasks.generate import GenerateBody, NativeEventEncoder
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, add_endpoint, until
 from tests.support.fake_runner import Faults
 

@@ -6,10 +6,10 @@ from numpy.typing import NDArray
 from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded
 from sightline.service.inference.call import Call
-from sightline.service.inference.encode import with_prompt
 from sightline.service.inference.results import FLOAT_BYTES
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.source_encoding import encode_sources, read_sources
+from sightline.service.tasks.encode import with_prompt
 
 BYTES_PER_WEIGHT = 320  # of a response: an object, its numbers, and their JSON
 SparseVector = tuple[NDArray[np.int64], NDArray[np.float32]]  # ids of tokens in ascending order, and their weights
