@@ -5,7 +5,7 @@ and removes them from the results.
 """
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -17,7 +17,7 @@ from sightline.base.text.chat_prompt import Prompt
 from sightline.base.text.stream import StopStrings, TextStream
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import IdLists, OnEmpty, Texts
+from sightline.service.body_fields import IdLists, Texts
 from sightline.service.engine.recorded_maps import ENCODER_KINDS
 from sightline.service.engine.request import Generated, GenerateRequest, Target, Token
 from sightline.service.engine.throughput import Throughput
@@ -28,7 +28,6 @@ from sightline.service.inference.call import (
     check_ids,
     tokenize_prompt,
     tokenize_within_limits,
-    too_many_sequences,
 )
 from sightline.service.inference.language_choice import NO_LANGUAGES, LanguageChoice, choose_languages
 from sightline.service.inference.maps import MapWriter, TargetAttention, resolve_indices
@@ -151,28 +150,9 @@ def parameters_for(
     )
 
 
-async def generate(
-    call: Call,
-    model: ServedModel,
-    inputs: AnyInputs,
-    parameters: GenerateParameters,
-    *,
-    on_empty: OnEmpty = "error",
-) -> GenerateResult:
-    """Generate texts for each input; with `on_empty` "pass", blank texts get an empty output."""
-    if on_empty == "pass":
-        return await generate_without_blanks(call, model, inputs, parameters, generate)
-    decoding = begin(call, model, inputs, parameters)
-    await decoding.read(inputs)
-    return await finish(decoding)
-
-
-def begin(
-    call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters, *, stream: bool = False
-) -> "Decoding":
-    """Check the parameters of a generation, and create its decoding."""
+def begin(call: Call, model: ServedModel, parameters: GenerateParameters) -> "Decoding":
+    """Create the decoding of a generation, whose parameters were checked."""
     call.parameters = parameters
-    check_parameters(model, parameters, len(inputs), stream=stream)
     languages, named = NO_LANGUAGES, (parameters.source_language, parameters.target_language)
     if model.manifest.languages is not None or named != (None, None):
         languages = choose_languages(model, *named)
@@ -198,38 +178,6 @@ async def finish(decoding: "Decoding") -> GenerateResult:
 
     by_request, usage, timings = await decoding.run(convert)
     return GenerateResult(decoding.model.name, [output for outputs in by_request for output in outputs], usage, timings)
-
-
-async def generate_without_blanks(
-    call: Call,
-    model: ServedModel,
-    inputs: AnyInputs,
-    parameters: GenerateParameters,
-    run: Callable[[Call, ServedModel, Texts, GenerateParameters], Awaitable[GenerateResult]],
-) -> GenerateResult:
-    """Run a use case on the inputs that are not blank; each other input gets one empty output."""
-    assert isinstance(inputs, Texts)  # prompts are not blank
-    texts, limit = inputs.texts, call.service.settings.max_inputs
-    if len(texts) > limit:
-        raise too_many_sequences(len(texts), limit, "inputs")
-    indices = [index for index, text in enumerate(texts) if text.strip()]
-    blank = [
-        GenerateOutput(index, 0, "", [], "empty", 0.0, None, None)
-        for index, text in enumerate(texts)
-        if not text.strip()
-    ]
-    check_parameters(model, parameters, len(texts))
-    if not indices:
-        timings = call.timings([])
-        call.record_usage(model, timings, 0, 0, ["empty"] * len(blank))
-        return GenerateResult(model.name, blank, usage_for(model, 0, 0, 0), timings)
-    prefix = parameters.target_prefix
-    if prefix is not None and prefix.is_list:
-        parameters = parameters.model_copy(update={"target_prefix": prefix.select(indices)})
-    result = await run(call, model, inputs.select(indices), parameters)
-    generated = [replace(output, index=indices[output.index]) for output in result.outputs]
-    outputs = sorted(blank + generated, key=lambda output: (output.index, output.rank))
-    return replace(result, outputs=outputs)
 
 
 def usage_for(model: ServedModel, input_tokens: int, output_tokens: int, cached_tokens: int) -> Usage:
