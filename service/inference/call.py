@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel
 
 from sightline.base.bundle import PairTemplate, Task
-from sightline.base.text.chat_prompt import Prompt, raw_prompt
+from sightline.base.text.chat_prompt import Prompt
 from sightline.base.text.pairs import tokenize_with_template
 from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 from sightline.service.api_errors import ApiError, ClientGoneError
@@ -269,80 +270,98 @@ def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:
     return ApiError("invalid_parameter", message, field=field)
 
 
+@dataclass(frozen=True)
+class PlainText:
+    """A text, in which the names of special tokens are plain text, except that of `mask_id`."""
+
+    text: str
+    is_cut: bool = False
+    mask_id: int | None = None
+    add_special_tokens: bool = True  # that the model expects
+    partner: ClassVar[str] = ""
+
+    @property
+    def long_texts(self) -> Sequence[str]:
+        return () if self.is_cut or len(self.text) < LONG_TEXT else (self.text,)
+
+    def encode(self, tokenizer: TextTokenizer, max_tokens: int) -> Sequence[int]:
+        if self.is_cut:
+            return tokenizer.encode_truncated(self.text, max_tokens)
+        if self.mask_id is not None:
+            return tokenizer.encode_masked(self.text, self.mask_id)
+        return tokenizer.encode(self.text, add_special_tokens=self.add_special_tokens)
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """Two texts, formatted by the tokenizer or by a template, of which one may be cut."""
+
+    text: str
+    second: str
+    partner: str  # name of the second text, for errors
+    cut: Literal["none", "first", "longest"] = "none"  # `longest` is the second one with a template
+    template: PairTemplate | None = None
+
+    @property
+    def long_texts(self) -> Sequence[str]:
+        return [text for text in (self.text, self.second) if self.cut == "none" and len(text) >= LONG_TEXT]
+
+    def encode(self, tokenizer: TextTokenizer, max_tokens: int) -> Sequence[int]:
+        if self.cut == "first":  # too many ids if the second text alone has too many
+            return tokenizer.encode_pair_cutting_first(self.text, self.second, max_tokens)
+        limit = None if self.cut == "none" else max_tokens
+        if self.template is not None:
+            return tokenize_with_template(tokenizer, self.template, self.text, self.second, limit)
+        return tokenizer.encode_pair(self.text, self.second, limit)
+
+
+@dataclass(frozen=True)
+class PromptText:
+    """The prompt of a chat, or a text in which the names of special tokens stand for them."""
+
+    prompt: Prompt
+    partner: ClassVar[str] = ""
+
+    @property
+    def long_texts(self) -> Sequence[str]:
+        return self.prompt.texts
+
+    def encode(self, tokenizer: TextTokenizer, max_tokens: int) -> Sequence[int]:
+        return self.prompt.encode(tokenizer)
+
+
 def tokenize_within_limits(
     tokenizer: TextTokenizer,
-    texts: Texts,
+    inputs: Iterable[PlainText | TextPair | PromptText],
+    index_of: Callable[[int], int | None],
     field: str,
     limits: Sequence[int],
     deadline: float,
-    *,
-    truncate: bool = False,
-    cuts_first: bool = False,
-    add_special_tokens: bool = True,
-    pair_template: PairTemplate | None = None,
-    mask_id: int | None = None,
-    partner: str = "the other text of its pair",
     way_out: str = "",
-    are_prompts: bool = False,
 ) -> list[Ids]:
-    """Tokenize texts, each with its own maximum number of tokens.
+    """Tokenize inputs, each with its own maximum number of tokens.
 
-    After `deadline`, a time of `time.monotonic`, it raises `deadline_exceeded`.
-
-    Args:
-        truncate: truncate texts that are too long, which are rejected otherwise.
-        cuts_first: truncate only the first text of a pair; the longer one otherwise.
-        add_special_tokens: add the special tokens that the model expects; always with `truncate`.
-        pair_template: formats a pair of texts; None if the tokenizer does.
-        mask_id: special token whose name in a text stands for it; not with `truncate`.
-        partner: second text of a pair, for errors.
-        way_out: end of the errors' advice.
-        are_prompts: names of special tokens stand for them; other options are not used.
+    After `deadline`, a time of `time.monotonic`, it raises `deadline_exceeded`. Errors have the
+    index that `index_of` returns for a position, and the advice `way_out`.
     """
-    second_texts = texts.second_texts or (None,) * len(texts.texts)
-    encode_pair = tokenizer.encode_pair
-    if pair_template is not None:
-        encode_pair = partial(tokenize_with_template, tokenizer, pair_template)
     sequences: list[Ids] = []
-    for index, (text, second, max_tokens) in enumerate(zip(texts.texts, second_texts, limits, strict=True)):
+    for position, (item, max_tokens) in enumerate(zip(inputs, limits, strict=True)):
         if time.monotonic() > deadline:
             raise ApiError("deadline_exceeded")
-        if are_prompts:
-            sequences.append(tokenize_prompt(tokenizer, raw_prompt(text, tokenizer), max_tokens, texts.index(index)))
-            continue
-        parts = [part for part in (text, second) if part and len(part) >= LONG_TEXT]
-        where: dict[str, Any] = {"field": field, "index": texts.index(index)}
-        where |= {"together": "" if second is None else f" together with {partner}", "way_out": way_out}
-        if parts and not truncate:
-            _check_before_tokenization(tokenizer, parts, max_tokens, **where)
-        if truncate and second is None:
-            ids = tokenizer.encode_truncated(text, max_tokens)
-        elif truncate and second is not None and cuts_first:  # too many ids if the second text alone has too many
-            ids = tokenizer.encode_pair_cutting_first(text, second, max_tokens)
-        elif truncate and second is not None:
-            try:
-                ids = encode_pair(text, second, max_tokens)
-            except ValueError:  # the texts before the document leave no token for it
-                raise input_too_long(f"more than {max_tokens}", max_tokens, **where | {"way_out": ""}) from None
-        elif mask_id is not None:
-            ids = tokenizer.encode_masked(text, mask_id)
-        elif second is None:
-            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            ids = encode_pair(text, second, None)
+        together = f" together with {item.partner}" if item.partner else ""
+        if texts := item.long_texts:
+            index = index_of(position)
+            _check_before_tokenization(tokenizer, texts, max_tokens, field, index, together=together, way_out=way_out)
+        try:
+            ids = item.encode(tokenizer, max_tokens)
+        except ValueError:  # the texts before the document leave no token for it
+            number = f"more than {max_tokens}"
+            raise input_too_long(number, max_tokens, field, index_of(position), together=together) from None
         if len(ids) > max_tokens:
-            raise input_too_long(str(len(ids)), max_tokens, **where)
+            index, number = index_of(position), str(len(ids))
+            raise input_too_long(number, max_tokens, field, index, together=together, way_out=way_out)
         sequences.append(tuple(ids))
     return sequences
-
-
-def tokenize_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int, index: int | None = None) -> Ids:
-    """Tokenize the prompt of a chat, or the raw prompt with this index."""
-    _check_before_tokenization(tokenizer, prompt.texts, max_tokens, "inputs", index)
-    ids = prompt.encode(tokenizer)
-    if len(ids) > max_tokens:
-        raise input_too_long(str(len(ids)), max_tokens, "inputs", index)
-    return tuple(ids)
 
 
 def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:

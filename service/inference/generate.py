@@ -5,7 +5,7 @@ and removes them from the results.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import Field
 
 from sightline.base.bundle import MAX_BEAMS, Manifest
-from sightline.base.text.chat_prompt import Prompt
+from sightline.base.text.chat_prompt import Prompt, raw_prompt
 from sightline.base.text.stream import StopStrings, TextStream
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api_errors import ApiError
@@ -25,8 +25,9 @@ from sightline.service.inference.call import (
     AnyInputs,
     Call,
     Ids,
+    PlainText,
+    PromptText,
     check_ids,
-    tokenize_prompt,
     tokenize_within_limits,
 )
 from sightline.service.inference.language_choice import NO_LANGUAGES, LanguageChoice, choose_languages
@@ -279,13 +280,17 @@ class Decoding:
         num_added = len(languages.source_prefix), len(languages.source_suffix)
         if isinstance(inputs, IdLists):
             sources = check_ids(inputs, len(tokenizer), max_tokens - sum(num_added))
-        elif isinstance(inputs, Prompt):
-            sources = [await call.tokenize(partial(tokenize_prompt, tokenizer, inputs, max_tokens), inputs.texts)]
         else:
-            limits = [max_tokens - sum(num_added)] * len(inputs.texts)
-            work = partial(tokenize_within_limits, tokenizer, inputs, "inputs", limits, call.deadline)
-            are_prompts = inputs.are_prompts and not model.translates
-            sources = await call.tokenize(partial(work, are_prompts=are_prompts), inputs.texts)
+            items: Iterable[PlainText | PromptText]  # made in the thread that tokenizes them
+            if isinstance(inputs, Prompt):
+                items = [PromptText(inputs)]
+            elif inputs.are_prompts and not model.translates:
+                items = (PromptText(raw_prompt(text, tokenizer)) for text in inputs.texts)
+            else:
+                items = map(PlainText, inputs.texts)
+            limits = [max_tokens - sum(num_added)] * len(inputs)
+            work = partial(tokenize_within_limits, tokenizer, items, inputs.index, "inputs", limits, call.deadline)
+            sources = await call.tokenize(work, inputs.texts)
         if any(num_added):
             sources = [(*languages.source_prefix, *source, *languages.source_suffix) for source in sources]
         self.num_input_tokens = sum(map(len, sources))
@@ -325,7 +330,8 @@ class Decoding:
         top_logprobs, hidden = self.parameters.top_logprobs, self.parameters.hidden_source_tokens
         self.parameters = FORCED.model_copy(update={"top_logprobs": top_logprobs, "hidden_source_tokens": hidden})
         limits, tokenizer, call = self._limits(sources), self.model.target_tokenizer, self.call
-        work = partial(tokenize_within_limits, tokenizer, targets, "targets", limits, call.deadline)
+        items = map(PlainText, targets.texts)
+        work = partial(tokenize_within_limits, tokenizer, items, targets.index, "targets", limits, call.deadline)
         return await call.tokenize(work, targets.texts)
 
     async def _read_prefixes(self, prefix: Texts, sources: Sequence[Ids]) -> list[Ids]:
@@ -334,9 +340,8 @@ class Decoding:
         if not prefix.is_list:
             limits = [min(limits)]
         tokenizer, call = self.model.target_tokenizer, self.call
-        work = partial(
-            tokenize_within_limits, tokenizer, prefix, "target_prefix", limits, call.deadline, add_special_tokens=False
-        )
+        items = [PlainText(text, add_special_tokens=False) for text in prefix.texts]
+        work = partial(tokenize_within_limits, tokenizer, items, prefix.index, "target_prefix", limits, call.deadline)
         prefixes = await call.tokenize(work, prefix.texts)
         return prefixes if prefix.is_list else prefixes * len(sources)
 

@@ -185,7 +185,7 @@ async def _classify_zero_shot(
         tuple(index for index in range(len(inputs)) for _ in labels),
         hypotheses * len(inputs),
     )
-    sources = await read_sources(call, model, pairs, truncate=body.truncate, cuts_first=True, partner="the hypothesis")
+    sources = await read_sources(call, model, pairs, truncate=body.truncate, cut="first", partner="the hypothesis")
 
     def convert(index: int, result: Encoded) -> NDArray[np.float32]:
         assert result.label_scores is not None
