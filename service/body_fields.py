@@ -304,7 +304,9 @@ def construct(body: Callable[P, T], *args: P.args, **values: P.kwargs) -> T:
     They are not validated again, but type checkers compare them with the fields of the class
     `body`. Fields that are left out have their defaults.
     """
-    return cast(T, cast(Any, body).model_construct(**values))
+    kind = cast(Any, body)
+    assert values.keys() <= kind.model_fields.keys()  # type checkers do not see names of a mapping
+    return cast(T, kind.model_construct(**values))
 
 
 def validate_part(part: Any, adapter: TypeAdapter[T], kind: Any, *path: str) -> T:

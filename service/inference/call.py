@@ -60,9 +60,9 @@ class Call:
         self.response_memory = ResponseReservation(service.response_memory)
         # Of the model, once the call is admitted. It outlives the model.
         self.controller: AdmissionController | None = None
-        self.reservation: Reservation | None = None  # of the controller
-        self._submission: Submission | None = None  # the last one
-        self._is_client_gone = False
+        self._reservation: Reservation | None = None  # of the controller
+        self.submission: Submission | None = None  # the last one
+        self.is_client_gone = False
         self._tokenize_s = 0.0
         # Records the latency of the response, once it can no longer fail.
         self.observe_latency: Callable[[], None] = lambda: None
@@ -73,10 +73,10 @@ class Call:
 
     def close(self) -> None:
         """Cancel unfinished engine requests and release all reservations."""
-        if self._submission is not None:
-            self._submission.close()
-        if self.controller is not None and self.reservation is not None:
-            self.controller.release(self.reservation)
+        if self.submission is not None:
+            self.submission.close()
+        if self.controller is not None and self._reservation is not None:
+            self.controller.release(self._reservation)
         self.response_memory.release()
         if self.grant is not None:
             self._end_quota()
@@ -156,7 +156,7 @@ class Call:
         field: str = "inputs",
         *,
         is_counted: bool = True,
-    ) -> None:
+    ) -> "AdmittedCall":
         """Reserve the call's share of a model's limits, before the call is tokenized.
 
         The reservation is held until the call is closed. A call that reserves again changes the
@@ -174,18 +174,19 @@ class Call:
         if self.grant is not None:
             sequences = await self._hold_sequences(sequences)
         seconds_left = self.deadline - time.monotonic()
-        if self.controller is not None and self.reservation is not None:
+        if self.controller is not None and self._reservation is not None:
             assert self.model_name == model.name, "a call uses one model"
-            self.controller.resize(self.reservation, sequences, units, seconds_left)
-            return
+            self.controller.resize(self._reservation, sequences, units, seconds_left)
+            return AdmittedCall(self, model, self.controller, self._reservation)
         listed = self.service.models.get(model.name)
         if listed is None or listed.loaded is None or listed.loaded.model is not model:  # it was unloaded meanwhile
             raise ApiError("model_not_found", field="model")
         self.model_name, self.controller = model.name, listed.admission
         self.service.metrics.for_model(model.name).use()
-        self.reservation = self.controller.reserve(
+        self._reservation = self.controller.reserve(
             sequences, self.num_bytes, units, seconds_left, self.caller, self.address
         )
+        return AdmittedCall(self, model, self.controller, self._reservation)
 
     async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
         """Run a tokenization of `texts` or of lists of ids: of long ones in another thread.
@@ -203,26 +204,11 @@ class Call:
         finally:
             self._tokenize_s += time.perf_counter() - started
 
-    # The engine
-
-    def submit(self, model: ServedModel, requests: Sequence[Request]) -> Submission:
-        """Submit requests to the engine of a model; `close` cancels those that have not finished.
-
-        Raises `model_not_found` if the model was unloaded, and `loading` if its step was ended.
-        """
-        if self._is_client_gone:
-            raise ClientGoneError
-        assert self.controller is not None and self.reservation is not None, "submitted before the call is admitted"
-        if self.controller.close_code is not None:
-            raise ApiError(self.controller.close_code, field="model")
-        self._submission = Submission(self.service.worker, model.name, requests, self.reservation, self.deadline)
-        return self._submission
-
     def on_client_gone(self) -> None:
         """End the call with `ClientGoneError`, because the client closed its connection."""
-        self._is_client_gone = True
-        if self._submission is not None:
-            self._submission.fail(ClientGoneError())
+        self.is_client_gone = True
+        if self.submission is not None:
+            self.submission.fail(ClientGoneError())
 
     # The end
 
@@ -258,6 +244,29 @@ class Call:
         self.computed = time.monotonic()
         observe = self.service.metrics.for_model(model.name).observe
         self.observe_latency = partial(observe, "e2e_request_latency_seconds", timings.total / 1000)
+
+
+@dataclass(frozen=True)
+class AdmittedCall:
+    """A call with its share of a model's limits, which it holds until it is closed."""
+
+    call: Call
+    model: ServedModel
+    controller: AdmissionController  # of the model, which it outlives
+    reservation: Reservation
+
+    def submit(self, requests: Sequence[Request]) -> Submission:
+        """Submit requests to the engine; `Call.close` cancels those that have not finished.
+
+        Raises `model_not_found` if the model was unloaded, and `loading` if its step was ended.
+        """
+        call = self.call
+        if call.is_client_gone:
+            raise ClientGoneError
+        if self.controller.close_code is not None:
+            raise ApiError(self.controller.close_code, field="model")
+        call.submission = Submission(call.service.worker, self.model.name, requests, self.reservation, call.deadline)
+        return call.submission
 
 
 def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:

@@ -19,9 +19,10 @@ from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import IdLists, Texts
 from sightline.service.engine.recorded_maps import ENCODER_KINDS
-from sightline.service.engine.request import Generated, GenerateRequest, Target, Token
+from sightline.service.engine.request import Generated, GenerateRequest, Target, Timings, Token
 from sightline.service.engine.throughput import Throughput
 from sightline.service.inference.call import (
+    AdmittedCall,
     AnyInputs,
     Call,
     Ids,
@@ -260,6 +261,7 @@ class Decoding:
     languages: LanguageChoice
     maps: MapWriter | None = None  # attention maps of the response
     num_samples: int = 1  # number of requests for each input
+    admitted: AdmittedCall | None = None  # see `read`; None if all inputs are copied, so that nothing is read
     requests: Sequence[GenerateRequest] = ()  # see `read`
     num_input_tokens: int = 0
 
@@ -275,7 +277,8 @@ class Decoding:
         units = expected_work(throughput, self.parameters)[1]
         count = len(inputs) * num_samples
         field = "inputs" if not isinstance(inputs, Prompt) and num_samples == 1 else "num_return_sequences"
-        await call.reserve(model, count, units * count, field, is_counted=is_counted)
+        admitted = await call.reserve(model, count, units * count, field, is_counted=is_counted)
+        self.admitted = admitted
         max_tokens, tokenizer = model.manifest.limits.max_source_tokens, model.source_tokenizer
         num_added = len(languages.source_prefix), len(languages.source_suffix)
         if isinstance(inputs, IdLists):
@@ -294,8 +297,7 @@ class Decoding:
         if any(num_added):
             sources = [(*languages.source_prefix, *source, *languages.source_suffix) for source in sources]
         self.num_input_tokens = sum(map(len, sources))
-        assert call.controller is not None and call.reservation is not None
-        call.controller.add_tokens(call.reservation, num_samples * self.num_input_tokens)
+        admitted.controller.add_tokens(admitted.reservation, num_samples * self.num_input_tokens)
         if self.maps:
             await self.maps.read_offsets(call, inputs, sources, num_added)
         prefixes: Sequence[Ids] | None = None
@@ -306,7 +308,7 @@ class Decoding:
         self.requests = self._make_requests(sources, prefixes, stream=stream)
         num_known = sum([len(request.target_prefix) for request in self.requests])
         num_tokens, units = expected_work(throughput, self.parameters)  # without the tokens of a forced target
-        call.reservation.units = units * count + self.parameters.num_beams * num_known
+        admitted.reservation.units = units * count + self.parameters.num_beams * num_known
         num_targets = self.parameters.num_return_sequences if self.parameters.num_beams > 1 else 1
         num_tokens = (num_known + len(self.requests) * num_tokens) * num_targets * (1 + self.parameters.top_logprobs)
         call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)
@@ -408,9 +410,10 @@ class Decoding:
                 num_output_tokens += len(target.tokens) - num_known
             return convert(index, result)
 
-        outputs, times = (
-            await call.submit(self.model, self.requests).gather(convert_and_count) if self.requests else ([], [])
-        )
+        outputs: list[T] = []
+        times: list[Timings] = []
+        if self.admitted is not None:
+            outputs, times = await self.admitted.submit(self.requests).gather(convert_and_count)
         timings = call.timings(times)
         ordered = [reason for index in range(len(reasons)) for reason in reasons[index]]
         call.record_usage(self.model, timings, self.num_input_tokens, num_output_tokens, ordered)

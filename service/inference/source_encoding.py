@@ -8,7 +8,15 @@ from typing import Literal, TypeVar
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded, EncodeRequest
-from sightline.service.inference.call import Call, Ids, PlainText, TextPair, check_characters, tokenize_within_limits
+from sightline.service.inference.call import (
+    AdmittedCall,
+    Call,
+    Ids,
+    PlainText,
+    TextPair,
+    check_characters,
+    tokenize_within_limits,
+)
 from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.maps import MapWriter
 from sightline.service.inference.results import FLOAT_BYTES, TimingsMs, Usage
@@ -28,7 +36,7 @@ async def read_sources(
     cut: Literal["first", "longest"] = "longest",
     mask_id: int | None = None,
     partner: str = "the other text of its pair",
-) -> list[Ids]:
+) -> tuple[AdmittedCall, list[Ids]]:
     """Reserve the call's share of a model's limits, then tokenize the inputs.
 
     A translation model reads the tokens of its default languages around each input. `instruction`
@@ -46,7 +54,7 @@ async def read_sources(
             raise ApiError("unsupported_parameter", message, field="instruction")
         check_characters(len(instruction), model.manifest.limits.max_source_tokens, "instruction", None)
         template = template.model_copy(update={"instruction": instruction})
-    await call.reserve(model, count, count, field)
+    admitted = await call.reserve(model, count, count, field)
     languages = choose_languages(model, None, None)
     before, after = languages.source_prefix, languages.source_suffix
     limits = [model.manifest.limits.max_source_tokens - len(before) - len(after)] * count
@@ -63,16 +71,14 @@ async def read_sources(
     sources = await call.tokenize(work, (*inputs.texts, *second_texts))
     if before or after:
         sources = [(*before, *source, *after) for source in sources]
-    assert call.controller is not None and call.reservation is not None
     num_tokens = sum(map(len, sources))
-    call.controller.add_tokens(call.reservation, num_tokens)
+    admitted.controller.add_tokens(admitted.reservation, num_tokens)
     await call.reserve_tokens(num_tokens)
-    return sources
+    return admitted, sources
 
 
 async def encode_sources(
-    call: Call,
-    model: ServedModel,
+    admitted: AdmittedCall,
     sources: Sequence[Ids],
     convert: Callable[[int, Encoded], T],
     *,
@@ -91,6 +97,7 @@ async def encode_sources(
         predicted: for each input, the positions whose logits of tokens are returned.
         return_largest: return the largest logit of each token over all positions.
     """
+    call, model = admitted.call, admitted.model
     kinds = maps.kinds if maps else frozenset[str]()
     requests = [
         EncodeRequest(
@@ -109,10 +116,9 @@ async def encode_sources(
     if maps:
         maps.check(requests)
     usage = Usage(sum(map(len, sources)), 0)
-    assert call.reservation is not None
-    at_once = sorted(map(len, sources))[-call.reservation.num_sequences :]  # inputs in the engine, at most
+    at_once = sorted(map(len, sources))[-admitted.reservation.num_sequences :]  # inputs in the engine, at most
     call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * sum(at_once))
-    outputs, times = await call.submit(model, requests).gather(convert)
+    outputs, times = await admitted.submit(requests).gather(convert)
     timings = call.timings(times)
     call.record_usage(model, timings, usage.input_tokens, 0)
     return outputs, usage, timings

@@ -254,7 +254,7 @@ async def stream(
     check_parameters(model, parameters, len(inputs), stream=True)
     decoding = begin(call, model, parameters)
     split_texts, warnings = await read_by_sentence(decoding, inputs, is_whole=is_whole, stream=True)
-    if not decoding.requests:
+    if decoding.admitted is None:
         return Stream(decoding, split_texts, warnings, None, [])
-    submission = call.submit(model, decoding.requests)
+    submission = decoding.admitted.submit(decoding.requests)
     return Stream(decoding, split_texts, warnings, submission, await submission.next_arrivals())

@@ -1,4 +1,4 @@
-"""Extractive question answering: the parts of a text that answer a question."""
+"""POST /v1/answer: the parts of a text that answer a question."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +22,6 @@ from sightline.service.inference.source_encoding import encode_sources
 from sightline.service.tasks.tokens import BYTES_PER_SPAN
 
 EXCLUDED = -10000.0  # logit of tokens that no answer can begin or end at
-
 MAX_TOKENS = 1 << 20  # no model has more positions
 
 TopK = Annotated[int, Field(ge=1, le=100, description="Number of answers.")]
@@ -95,10 +94,9 @@ async def answer_question(call: Call, body: AnswerBody) -> AnswerResult:
     model = await call.model(body.model, "answer")
     await call.reserve(model, 1, 1.0, "context")
     windows = await call.tokenize(lambda: _windows(call, model, body), (body.question, body.context))
-    await call.reserve(model, len(windows), len(windows), "context")
+    admitted = await call.reserve(model, len(windows), len(windows), "context")
     num_tokens = sum(len(window.ids) for window in windows)
-    assert call.controller is not None and call.reservation is not None
-    call.controller.add_tokens(call.reservation, num_tokens)
+    admitted.controller.add_tokens(admitted.reservation, num_tokens)
     await call.reserve_tokens(num_tokens)
     call.response_memory.reserve(BYTES_PER_SPAN * num_tokens)
 
@@ -107,7 +105,7 @@ async def answer_question(call: Call, body: AnswerBody) -> AnswerResult:
         return find_answers(windows[index], result.label_scores, body)
 
     per_window, usage, timings = await encode_sources(
-        call, model, [window.ids for window in windows], convert, return_labels=True
+        admitted, [window.ids for window in windows], convert, return_labels=True
     )
     candidates = [candidate for answers, _ in per_window for candidate in answers]
     if body.can_be_empty:

@@ -137,7 +137,7 @@ async def classify(call: Call, model: ServedModel, body: ClassifyBody, *, raw_sc
         message = f"It must have pairs of texts for {model.name}: [query, document]."
         raise ApiError("unsupported_parameter", message, field="inputs")
     maps = MapWriter(call, model, body.return_attention) if body.return_attention else None
-    sources = await read_sources(call, model, body.inputs, truncate=body.truncate)
+    admitted, sources = await read_sources(call, model, body.inputs, truncate=body.truncate)
     if maps:
         await maps.read_offsets(call, body.inputs, sources)
 
@@ -149,9 +149,7 @@ async def classify(call: Call, model: ServedModel, body: ClassifyBody, *, raw_sc
         attention = maps.write_encoded(index, result)
         return ClassifyOutput(index, labels, attention.source_tokens, attention.source_offsets, attention.maps)
 
-    return ClassifyResult(
-        model.name, *await encode_sources(call, model, sources, convert, return_labels=True, maps=maps)
-    )
+    return ClassifyResult(model.name, *await encode_sources(admitted, sources, convert, return_labels=True, maps=maps))
 
 
 async def _classify_zero_shot(
@@ -185,13 +183,15 @@ async def _classify_zero_shot(
         tuple(index for index in range(len(inputs)) for _ in labels),
         hypotheses * len(inputs),
     )
-    sources = await read_sources(call, model, pairs, truncate=body.truncate, cut="first", partner="the hypothesis")
+    admitted, sources = await read_sources(
+        call, model, pairs, truncate=body.truncate, cut="first", partner="the hypothesis"
+    )
 
     def convert(index: int, result: Encoded) -> NDArray[np.float32]:
         assert result.label_scores is not None
         return result.label_scores
 
-    logits, usage, timings = await encode_sources(call, model, sources, convert, return_logits=True)
+    logits, usage, timings = await encode_sources(admitted, sources, convert, return_logits=True)
     outputs = []
     for index in range(len(inputs)):
         of_input = np.stack(logits[index * count : (index + 1) * count])

@@ -97,7 +97,7 @@ async def encode(call: Call, body: EncodeBody, dimensions: int | None = None) ->
     if dimensions is not None:
         _check_dimensions(dimensions, model)
     texts = with_prompt(model.manifest, body.inputs, body.prompt_name)
-    sources = await read_sources(call, model, texts, truncate=body.truncate)
+    admitted, sources = await read_sources(call, model, texts, truncate=body.truncate)
     num_numbers = model.embedding_size * len(sources)
     if pooling == "none":
         num_numbers = model.hidden_size * sum(map(len, sources))
@@ -107,7 +107,7 @@ async def encode(call: Call, body: EncodeBody, dimensions: int | None = None) ->
     def convert(index: int, result: Encoded) -> NDArray[np.float32]:
         return pool(result.hidden, pooling, normalize, model.dense, dimensions)
 
-    vectors, usage, timings = await encode_sources(call, model, sources, convert)
+    vectors, usage, timings = await encode_sources(admitted, sources, convert)
     return EncodeResult(
         model.name,
         [numbers(vector, body.encoding) for vector in vectors],

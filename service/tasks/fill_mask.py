@@ -94,7 +94,7 @@ async def fill_masks(call: Call, body: FillMaskBody) -> FillMaskResult:
     mask_id = manifest.tokens.mask_id
     assert mask_id is not None, "a model with this task has a mask token"
     allowed = None if body.targets is None else _read_targets(tokenizer, body.targets)
-    sources = await read_sources(call, model, inputs, mask_id=mask_id)
+    admitted, sources = await read_sources(call, model, inputs, mask_id=mask_id)
     places = [tuple(index for index, id_ in enumerate(source) if id_ == mask_id) for source in sources]
     vocabulary = min(len(tokenizer), manifest.limits.vocabulary)
     num_found = min(body.top_k, vocabulary if allowed is None else len(allowed))
@@ -119,7 +119,7 @@ async def fill_masks(call: Call, body: FillMaskBody) -> FillMaskResult:
             ),
         )
 
-    return FillMaskResult(model.name, *await encode_sources(call, model, sources, convert, predicted=places))
+    return FillMaskResult(model.name, *await encode_sources(admitted, sources, convert, predicted=places))
 
 
 def _read_targets(tokenizer: TextTokenizer, targets: Sequence[str]) -> list[int]:

@@ -9,12 +9,7 @@ from sightline.service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, En
 from sightline.service.api.types import INPUTS, ModelName
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks
-from sightline.service.inference.generate import (
-    DoubtfulResult,
-    GenerateResult,
-    GenerateWarning,
-    parameters_for,
-)
+from sightline.service.inference.generate import DoubtfulResult, GenerateResult, GenerateWarning, parameters_for
 from sightline.service.inference.language_choice import generating_model
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream

@@ -146,15 +146,16 @@ async def rerank_documents(call: Call, body: RerankBody) -> RerankResponse:
         await call.reserve(model, len(documents), field="documents")
         documents = await _cut(call, model, documents, body.max_tokens_per_doc)
     pairs = Texts((body.query,) * len(documents), second_texts=documents.texts)
-    options: dict[str, Any] = {"truncate": body.truncate, "instruction": body.instruction, "partner": "{query}"}
-    sources = await read_sources(call, model, pairs, "documents", **options)
+    admitted, sources = await read_sources(
+        call, model, pairs, "documents", truncate=body.truncate, instruction=body.instruction, partner="{query}"
+    )
 
     def convert(index: int, result: Encoded) -> RerankedDocument:
         assert result.label_scores is not None
         text = RerankedText(body.documents.texts[index]) if body.return_documents else None
         return RerankedDocument(index, float(apply_function(result.label_scores, function)[0]), text)
 
-    scored, usage, timings = await encode_sources(call, model, sources, convert, return_labels=True)
+    scored, usage, timings = await encode_sources(admitted, sources, convert, return_labels=True)
     # Ties keep the order of the request.
     ranked = sorted(scored, key=lambda document: -document.relevance_score)[: body.top_n]
     of_pairs = RerankUsage(usage.input_tokens, usage.input_tokens)

@@ -67,7 +67,7 @@ async def find_similar(call: Call, body: SimilarBody) -> SimilarResult:
     """
     words = Texts(tuple(body.analogy)) if body.analogy else Texts.one(body.token or "")
     model = await call.model(body.model, "similar")
-    await call.reserve(model, 1, units=1.0)
+    admitted = await call.reserve(model, 1, units=1.0)
     tokenizer = tokenizer_of(model, body.side)
     ids = await call.tokenize(lambda: _read_tokens(tokenizer, words), words.texts)
     # For the cosines and their weighted sum.
@@ -80,7 +80,7 @@ async def find_similar(call: Call, body: SimilarBody) -> SimilarResult:
         return SimilarResult(model.name, [Neighbour(id_, tokenizer.name(id_), float(scores[id_])) for id_ in nearest])
 
     engine_request = SimilarRequest(call.request_id, tuple(ids), call.deadline, call.caller)
-    (output,), _ = await call.submit(model, [engine_request]).gather(convert)
+    (output,), _ = await admitted.submit([engine_request]).gather(convert)
     return output
 
 

@@ -102,7 +102,7 @@ async def tag_texts(call: Call, body: TagBody) -> TagResult:
     """Find the entities of each input, with their positions in the text."""
     model, texts = await call.model(body.model, "tag"), body.inputs.texts
     tokenizer, labels = model.source_tokenizer, model.manifest.labels
-    sources = await read_sources(call, model, body.inputs, truncate=body.truncate)
+    admitted, sources = await read_sources(call, model, body.inputs, truncate=body.truncate)
     num_tokens = sum(map(len, sources))
     call.response_memory.reserve(BYTES_PER_SPAN * num_tokens)
 
@@ -117,7 +117,7 @@ async def tag_texts(call: Call, body: TagBody) -> TagResult:
         entities = merge_tokens(texts[index], tokens, body.aggregation)
         return TagOutput(index, [entity for entity in entities if entity.label not in body.ignore_labels])
 
-    return TagResult(model.name, *await encode_sources(call, model, sources, convert, return_labels=True))
+    return TagResult(model.name, *await encode_sources(admitted, sources, convert, return_labels=True))
 
 
 def spans_of(tokenizer: TextTokenizer, text: str, ids: Ids) -> list[TokenSpan]:
