@@ -6,10 +6,10 @@ from sightline.service.api_errors import ErrorCode, Limit
 from sightline.service.http.connections import DESCRIPTOR_RESERVE
 from sightline.service.http.guarded_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
 from sightline.service.http.http_call import MAX_FORM_FIELDS
-from sightline.service.inference.fill_mask import MAX_MASKS
 from sightline.service.inference.results import MAX_NUMBERS
-from sightline.service.inference.tokens import MAX_IDS, MAX_TEXT_BYTES
 from sightline.service.settings import LOAD_TIMEOUT_S, MAX_BATCH_TOKENS, TOKENS_PER_SEQUENCE
+from sightline.service.tasks.fill_mask import MAX_MASKS
+from sightline.service.tasks.tokens import MAX_IDS, MAX_TEXT_BYTES
 
 
 @dataclass(frozen=True)

@@ -18,23 +18,7 @@ from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import resident_bytes
 from sightline.base.threads import run_in_daemon_thread
 from sightline.service import compat
-from sightline.service.api import (
-    align,
-    answer,
-    attention,
-    classify,
-    encode,
-    fill_mask,
-    generate,
-    health,
-    models,
-    rerank,
-    root,
-    score,
-    similar,
-    tag,
-    tokens,
-)
+from sightline.service.api import health, models, root
 from sightline.service.http import docs, page
 from sightline.service.http.application import Application
 from sightline.service.http.dispatch import CallLog, ErrorSender
@@ -44,6 +28,20 @@ from sightline.service.keys import KeyRing
 from sightline.service.metrics import Metrics, ModelMetrics
 from sightline.service.runtime.runner import RuntimeUnavailableError
 from sightline.service.settings import Settings
+from sightline.service.tasks import (
+    align,
+    answer,
+    attention,
+    classify,
+    encode,
+    fill_mask,
+    generate,
+    rerank,
+    score,
+    similar,
+    tag,
+    tokens,
+)
 
 # Loads the models. Takes the settings and a function that returns the observer of a model's engine.
 Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]

@@ -4,10 +4,10 @@ import difflib
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, Self, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -29,6 +29,7 @@ from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
+P = ParamSpec("P")
 
 MAX_INPUTS = 2048  # upper bound of SIGHTLINE_MAX_INPUTS, which calls are checked against when they are admitted
 MAX_WORD_CHARACTERS = 128
@@ -295,6 +296,17 @@ def validate(document: dict[str, Any], model: type[Model], *, is_strict: bool = 
         return model.model_validate(document, strict=None if is_strict else False)
     except ValidationError as error:
         raise unknown_field(document, model) or first_error(error, kind=model) from None
+
+
+def construct(body: Callable[P, T], *args: P.args, **values: P.kwargs) -> T:
+    """Return a body of values that another body has validated.
+
+    They are not validated again, but type checkers compare them with the fields of the class
+    `body`. Fields that are left out have their defaults.
+    """
+    kind = cast(Any, body)
+    assert values.keys() <= kind.model_fields.keys()  # type checkers do not see names of a mapping
+    return cast(T, kind.model_construct(**values))
 
 
 def validate_part(part: Any, adapter: TypeAdapter[T], kind: Any, *path: str) -> T:

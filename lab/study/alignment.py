@@ -32,7 +32,7 @@ from lab.study.word_links import (
 )
 from sightline.base.bundle import ALIGNMENT_STEPS, AlignmentStep, Manifest
 from sightline.base.text.words import merge_weights, rows_that_read, words_of
-from sightline.service.inference.align import strongest_links
+from sightline.service.tasks.align import strongest_links
 
 NAME = "alignment"
 DIGITS = 4

@@ -1,1 +1,1 @@
-"""The native endpoints: each file has the request model, response and handler of one of them."""
+"""Endpoints about the service and its models, and the parts that endpoints share."""

@@ -41,8 +41,12 @@ async def model_of_body(
     call: Call, name: str | None, task: Task, default_for: DefaultTask | None = None
 ) -> ServedModel:
     """Return the model that a body names, or the default model for a placeholder or no name."""
-    is_placeholder = name in PLACEHOLDER_MODELS and name not in call.service.models
-    return await call.model(None if is_placeholder else name, task, default_for)
+    return await call.model(named_model(call, name), task, default_for)
+
+
+def named_model(call: Call, name: str | None) -> str | None:
+    """Return the name of a model in a body; None for a placeholder."""
+    return None if name in PLACEHOLDER_MODELS and name not in call.service.models else name
 
 
 async def model_of_query(call: Call, name: str | None, task: Task | None = None) -> ServedModel:

@@ -35,8 +35,8 @@ from sightline.service.compat.tei_schemas import (
 )
 from sightline.service.compat.tgi import ERRORS, generate_text
 from sightline.service.compat.tgi_schemas import TextGenerationBody, TextGenerationParameters, TextGenerationResponse
-from sightline.service.inference.answer import Answer
 from sightline.service.parameters import MAX_STOP_STRINGS
+from sightline.service.tasks.answer import Answer
 
 PipelineTag = Literal[
     "text-generation",

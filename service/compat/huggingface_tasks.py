@@ -5,8 +5,13 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from sightline.service.api import fill_mask as fill_mask_api
-from sightline.service.api.answer import (
+from sightline.service.api.endpoint import Call
+from sightline.service.body_fields import RequestBody, Text, TextOrTexts, construct
+from sightline.service.compat.common import manifest_of_query
+from sightline.service.tasks import answer, fill_mask
+from sightline.service.tasks.answer import (
+    Answer,
+    AnswerBody,
     CanBeEmpty,
     MaxAnswerTokens,
     MaxQuestionTokens,
@@ -15,11 +20,7 @@ from sightline.service.api.answer import (
     TopK,
     WholeWords,
 )
-from sightline.service.api.endpoint import Call
-from sightline.service.body_fields import RequestBody, Text, TextOrTexts
-from sightline.service.compat.common import model_of_query
-from sightline.service.inference.answer import Answer, AnswerOptions, answer
-from sightline.service.inference.fill_mask import fill_mask
+from sightline.service.tasks.fill_mask import FillMaskBody
 
 
 class QuestionInputs(RequestBody):
@@ -50,16 +51,16 @@ class QuestionBody(RequestBody):
 
 async def answer_question(call: Call, body: QuestionBody, model: str | None) -> Answer | list[Answer]:
     """Find the parts of a text that answer a question: one object, or a list of several."""
-    served = await model_of_query(call, model, "answer")
+    name, inputs = manifest_of_query(call, model, "answer").name, body.inputs
     parameters = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
-    options = AnswerOptions(**parameters)
-    result = await answer(call, served, body.inputs.question, body.inputs.context, options, "inputs.context")
-    return result.answers[0] if len(result.answers) == 1 else result.answers
+    options = construct(AnswerBody, model=name, question=inputs.question, context=inputs.context, **parameters)
+    answers = (await answer.answer_question(call, options)).answers
+    return answers[0] if len(answers) == 1 else answers
 
 
 class FillMaskParameters(RequestBody):
-    top_k: fill_mask_api.TopK | None = None
-    targets: fill_mask_api.Targets | None = None
+    top_k: fill_mask.TopK | None = None
+    targets: fill_mask.Targets | None = None
 
 
 class FillMaskTaskBody(RequestBody):
@@ -82,9 +83,9 @@ async def fill_masks(call: Call, body: FillMaskTaskBody, model: str | None) -> l
     """Find the tokens for the masks of texts: lists of them, of masks if a text has several, and of
     texts if there are several.
     """
-    served = await model_of_query(call, model, "fill-mask")
+    name = manifest_of_query(call, model, "fill-mask").name
     parameters = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
-    result = await fill_mask(call, served, body.inputs, **parameters)
+    result = await fill_mask.fill_masks(call, construct(FillMaskBody, model=name, inputs=body.inputs, **parameters))
     outputs = []
     for output in result.outputs:
         masks: list[list[Filled]] = [

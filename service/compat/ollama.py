@@ -22,7 +22,7 @@ from sightline.service.api.endpoint import (
 )
 from sightline.service.api.messages import prompt_of
 from sightline.service.api_errors import ApiError, ErrorCode
-from sightline.service.body_fields import Texts, paths_of
+from sightline.service.body_fields import Texts, construct, paths_of
 from sightline.service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, blank_before, parameters_by_temperature
 from sightline.service.compat.ollama_schemas import (
     Capability,
@@ -46,12 +46,12 @@ from sightline.service.compat.ollama_schemas import (
     Tags,
     Version,
 )
-from sightline.service.inference.encode import embed_texts
 from sightline.service.inference.results import OutputToken, TimingsMs, Usage, alternatives_of
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import MODEL_DEFAULTS, GenerateParameters, given_parameters
+from sightline.service.tasks.encode import EncodeBody, encode
 
 Content = Callable[[str], Mapping[str, Any]]  # fields of a text
 
@@ -191,8 +191,10 @@ class OllamaResponse:
 async def embed(call: Call, body: OllamaEmbedBody) -> Embeddings:
     """Encode each input to one vector of length 1, with the model's pooling and default prompt."""
     model, truncate = await call.model(name_of(call, body.model), "encode"), body.truncate is not False
-    options: dict[str, Any] = {"normalize": True, "truncate": truncate, "dimensions": body.dimensions}
-    result = None if body.inputs is None else await embed_texts(call, model, body.inputs, **options)
+    result = None
+    if body.inputs is not None:
+        options = construct(EncodeBody, model=model.name, inputs=body.inputs, normalize=True, truncate=truncate)
+        result = await encode(call, options, body.dimensions)
     return {
         "model": body.model,
         "embeddings": result.embeddings if result else [],
@@ -208,7 +210,8 @@ async def embed_prompt(call: Call, body: OllamaEmbeddingBody) -> OneEmbedding:
     if not body.inputs:
         return {"embedding": []}
     texts = Texts.one(check_blank(body.inputs))
-    return {"embedding": (await embed_texts(call, model, texts, truncate=True)).embeddings[0]}
+    result = await encode(call, construct(EncodeBody, model=model.name, inputs=texts, truncate=True))
+    return {"embedding": result.embeddings[0]}
 
 
 async def tags(call: Call) -> Tags:

@@ -9,7 +9,7 @@ import numpy as np
 from sightline.base.bundle import Task
 from sightline.service.api.endpoint import OUTPUT_ERRORS, PARAMETER_ERRORS, Call, Endpoint, ModelInQuery
 from sightline.service.api_errors import ApiError, ErrorCode
-from sightline.service.body_fields import Texts
+from sightline.service.body_fields import Texts, construct
 from sightline.service.compat.common import manifest_of_query, model_of_query, typed_errors
 from sightline.service.compat.tei_schemas import (
     DecodeBody,
@@ -30,14 +30,15 @@ from sightline.service.compat.tei_schemas import (
     TokensBody,
     ZeroShotBody,
 )
-from sightline.service.inference.classify import ClassifyResult, classify, function_of
-from sightline.service.inference.encode import EncodeResult, embed_texts
-from sightline.service.inference.rerank import rerank
+from sightline.service.inference.labels import function_of
 from sightline.service.inference.service import models_by_task
-from sightline.service.inference.sparse import embed_sparse
-from sightline.service.inference.tag import OUTSIDE, Aggregation, Entity, tag
-from sightline.service.inference.tokens import InputToken, detokenize, tokenize
-from sightline.service.inference.zero_shot import DEFAULT_TEMPLATE, classify_zero_shot
+from sightline.service.tasks import tokens
+from sightline.service.tasks.classify import ClassifyBody, ClassifyResult, classify, classify_texts
+from sightline.service.tasks.encode import EncodeBody, Pooling, encode
+from sightline.service.tasks.rerank import RerankBody, rerank_documents
+from sightline.service.tasks.sparse import embed_sparse
+from sightline.service.tasks.tag import OUTSIDE, Aggregation, Entity, TagBody, tag_texts
+from sightline.service.tasks.tokens import DetokenizeBody, InputToken, TokenizeBody, join_tokens
 
 ERRORS = typed_errors(
     {"invalid_request_error": "Validation", "overloaded_error": "Overloaded", "server_error": "Backend"},
@@ -48,14 +49,13 @@ ERRORS = typed_errors(
 
 async def embed(call: Call, body: EmbedBody, model: ModelInQuery) -> list[Any]:
     """Encode each input to one vector of length 1, with the model's pooling."""
-    normalize = body.normalize is not False
-    options: dict[str, Any] = {"dimensions": body.dimensions, "normalize": normalize}
-    return (await _embed_texts(call, model, body.inputs, body, **options)).embeddings
+    encoded = _encode_body(call, body.inputs, body, model, normalize=body.normalize is not False)
+    return (await encode(call, encoded, body.dimensions)).embeddings
 
 
 async def embed_all(call: Call, body: EmbedAllBody, model: ModelInQuery) -> list[Any]:
     """Encode each input to one vector for each token."""
-    result = await _embed_texts(call, model, body.inputs, body, pooling="none")
+    result = await encode(call, _encode_body(call, body.inputs, body, model, pooling="none"))
     pairs = zip(result.embeddings, result.shapes or (), strict=True)
     return [rows.reshape(shape) for rows, shape in pairs]
 
@@ -89,15 +89,29 @@ async def similarity(call: Call, body: SimilarityBody, model: ModelInQuery) -> A
     }
     options = body.parameters or ReadingOptions()
     texts = Texts((body.inputs.source_sentence, *sentences))
-    source, *others = (await _embed_texts(call, model, texts, options, normalize=True)).embeddings
+    result = await encode(call, _encode_body(call, texts, options, model, normalize=True))
+    source, *others = result.embeddings
     return np.stack(others) @ source
 
 
-async def _embed_texts(
-    call: Call, model: str | None, inputs: Texts, options: ReadingOptions, **vectors: Any
-) -> EncodeResult:
-    served, truncate = await model_of_query(call, model, "encode"), bool(options.truncate)
-    return await embed_texts(call, served, inputs, truncate=truncate, prompt_name=options.prompt_name, **vectors)
+def _encode_body(
+    call: Call,
+    inputs: Texts,
+    options: ReadingOptions,
+    model: str | None,
+    *,
+    normalize: bool | None = None,
+    pooling: Pooling | None = None,
+) -> EncodeBody:
+    return construct(
+        EncodeBody,
+        model=manifest_of_query(call, model, "encode").name,
+        inputs=inputs,
+        pooling=pooling,
+        normalize=normalize,
+        prompt_name=options.prompt_name,
+        truncate=bool(options.truncate),
+    )
 
 
 async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Prediction] | list[list[Prediction]]:
@@ -118,7 +132,8 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
         if requested != function:
             message = f"It must be {function} for {manifest.name}, got {requested}."
             raise ApiError("unsupported_parameter", message, path="parameters.function_to_apply")
-    result = await classify(call, served, body.inputs, truncate=bool(body.truncate), raw_scores=raw_scores)
+    options = construct(ClassifyBody, inputs=body.inputs, truncate=bool(body.truncate))
+    result = await classify(call, served, options, raw_scores=raw_scores)
     predictions = _predictions(result, body.parameters.top_k if body.parameters else None)
     is_batch = body.inputs.is_list or body.parameters is not None
     return predictions if is_batch else predictions[0]
@@ -128,17 +143,16 @@ async def zero_shot(call: Call, body: ZeroShotBody, model: ModelInQuery) -> list
     """Return the score of each label of the request, as Hugging Face's zero-shot classification; a
     list for each text of a batch.
     """
-    served, parameters = await model_of_query(call, model, "classify"), body.parameters
-    result = await classify_zero_shot(
-        call,
-        served,
-        body.inputs,
-        parameters.candidate_labels,
-        template=parameters.hypothesis_template or DEFAULT_TEMPLATE,
-        multi_label=bool(parameters.multi_label),
+    options = construct(
+        ClassifyBody,
+        model=manifest_of_query(call, model, "classify").name,
+        inputs=body.inputs,
         truncate=bool(body.truncate),
+        candidate_labels=body.parameters.candidate_labels,
+        hypothesis_template=body.parameters.hypothesis_template,
+        multi_label=body.parameters.multi_label,
     )
-    predictions = _predictions(result)
+    predictions = _predictions(await classify_texts(call, options))
     return predictions if body.inputs.is_list else predictions[0]
 
 
@@ -148,13 +162,18 @@ def _predictions(result: ClassifyResult, top_k: int | None = None) -> list[list[
 
 async def rerank_texts(call: Call, body: TeiRerankBody, model: ModelInQuery) -> list[Rank]:
     """Sort texts by their relevance to a query."""
-    served = await model_of_query(call, model, "rerank")
-    raw_scores, truncate = bool(body.raw_scores), bool(body.truncate)
-    result = await rerank(call, served, body.query, body.documents, raw_scores=raw_scores, truncate=truncate)
-    ranks = result.ranking
+    options = construct(
+        RerankBody,
+        model=manifest_of_query(call, model, "rerank").name,
+        query=body.query,
+        documents=body.documents,
+        raw_scores=bool(body.raw_scores),
+        truncate=bool(body.truncate),
+    )
+    ranks = [(rank.index, rank.relevance_score) for rank in (await rerank_documents(call, options)).results]
     if body.return_text:
-        return [{"index": rank.index, "text": body.documents.texts[rank.index], "score": rank.score} for rank in ranks]
-    return [{"index": rank.index, "score": rank.score} for rank in ranks]
+        return [{"index": index, "text": body.documents.texts[index], "score": score} for index, score in ranks]
+    return [{"index": index, "score": score} for index, score in ranks]
 
 
 async def tag_tokens(
@@ -163,14 +182,17 @@ async def tag_tokens(
     """Find the entities of a text, as Hugging Face's token classification; a list for each text of
     a batch.
     """
-    served = await model_of_query(call, model, "tag")
-    options = body.parameters or TokenClassificationParameters()
-    aggregation: Aggregation = options.aggregation_strategy or "simple"
-    ignore_labels = OUTSIDE if options.ignore_labels is None else options.ignore_labels
-    truncate = bool(body.truncate)
-    result = await tag(
-        call, served, body.inputs, aggregation=aggregation, ignore_labels=ignore_labels, truncate=truncate
+    parameters = body.parameters or TokenClassificationParameters()
+    aggregation: Aggregation = parameters.aggregation_strategy or "simple"
+    options = construct(
+        TagBody,
+        model=manifest_of_query(call, model, "tag").name,
+        inputs=body.inputs,
+        aggregation=aggregation,
+        ignore_labels=list(OUTSIDE) if parameters.ignore_labels is None else parameters.ignore_labels,
+        truncate=bool(body.truncate),
     )
+    result = await tag_texts(call, options)
     entities = [[_token_entity(entity, aggregation) for entity in output.entities] for output in result.outputs]
     return entities if body.inputs.is_list else entities[0]
 
@@ -184,13 +206,14 @@ def _token_entity(entity: Entity, aggregation: Aggregation) -> TokenEntity:
 
 async def tokenize_texts(call: Call, body: TokensBody, model: ModelInQuery) -> list[list[SimpleToken]]:
     """Split each input into tokens, with their positions in UTF-8 bytes."""
-    served = await model_of_query(call, model)
-    result = await tokenize(call, served, body.inputs, add_special_tokens=body.add_special_tokens is not False)
+    name, is_special = manifest_of_query(call, model).name, body.add_special_tokens is not False
+    options = construct(TokenizeBody, model=name, inputs=body.inputs, add_special_tokens=is_special)
+    result = await tokens.tokenize_texts(call, options)
     pairs = zip(body.inputs.texts, result.outputs, strict=True)
     return [_with_bytes(text, tokens) for text, tokens in pairs]
 
 
-def _with_bytes(text: str, tokens: Sequence[InputToken]) -> list[SimpleToken]:
+def _with_bytes(text: str, parts: Sequence[InputToken]) -> list[SimpleToken]:
     offsets = [0, *accumulate(len(character.encode()) for character in text)]
     return [
         {
@@ -200,15 +223,17 @@ def _with_bytes(text: str, tokens: Sequence[InputToken]) -> list[SimpleToken]:
             "start": None if token.special else offsets[token.start],
             "stop": None if token.special else offsets[token.end],
         }
-        for token in tokens
+        for token in parts
     ]
 
 
 async def decode(call: Call, body: DecodeBody, model: ModelInQuery) -> list[str]:
     """Convert one or several lists of token ids to texts."""
-    served, skip = await model_of_query(call, model), body.skip_special_tokens is not False
-    ids, is_list = body.ids.lists, body.ids.is_list
-    return (await detokenize(call, served, ids, side="source", skip_special_tokens=skip, is_list=is_list)).texts
+    if not body.ids.is_list:
+        call.field_names = {**call.field_names, "ids[0]": "ids"}
+    name, skip, ids = manifest_of_query(call, model).name, body.skip_special_tokens is not False, body.ids.lists
+    options = construct(DetokenizeBody, model=name, ids=list(map(list, ids)), side="source", skip_special_tokens=skip)
+    return (await join_tokens(call, options)).texts
 
 
 _JOINING: tuple[ErrorCode, ...] = ("model_not_found", "response_too_large")

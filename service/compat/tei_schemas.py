@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, NotRequired, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 from typing_extensions import TypedDict
 
-from sightline.service.api.tag import IgnoreLabels
 from sightline.service.api.types import CandidateLabels, HypothesisTemplate, Inputs, MultiLabel, PromptName, Truncate
 from sightline.service.body_fields import (
     MAX_ID,
@@ -24,8 +23,8 @@ from sightline.service.body_fields import (
     must_equal,
 )
 from sightline.service.compat.common import Dimensions
-from sightline.service.inference.tag import Aggregation
 from sightline.service.parameters import TokenId
+from sightline.service.tasks.tag import Aggregation, IgnoreLabels
 
 
 def _check_predicted(value: Any) -> Texts:

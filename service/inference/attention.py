@@ -87,7 +87,7 @@ async def attention(
 
 
 async def _encoder_attention(call: Call, model: ServedModel, inputs: Texts, maps: MapWriter) -> AttentionResult:
-    sources = await read_sources(call, model, inputs)
+    admitted, sources = await read_sources(call, model, inputs)
     await maps.read_offsets(call, inputs, sources)
 
     def convert(index: int, result: Encoded) -> AttentionOutput:
@@ -103,7 +103,7 @@ async def _encoder_attention(call: Call, model: ServedModel, inputs: Texts, maps
             seed=None,
         )
 
-    return AttentionResult(model.name, *await encode_sources(call, model, sources, convert, maps=maps))
+    return AttentionResult(model.name, *await encode_sources(admitted, sources, convert, maps=maps))
 
 
 def check_one_sequence(parameters: GenerateParameters, subject: str = "maps") -> None:

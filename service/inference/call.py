@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel
 
 from sightline.base.bundle import PairTemplate, Task
-from sightline.base.text.chat_prompt import Prompt, raw_prompt
+from sightline.base.text.chat_prompt import Prompt
 from sightline.base.text.pairs import tokenize_with_template
 from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 from sightline.service.api_errors import ApiError, ClientGoneError
@@ -59,9 +60,9 @@ class Call:
         self.response_memory = ResponseReservation(service.response_memory)
         # Of the model, once the call is admitted. It outlives the model.
         self.controller: AdmissionController | None = None
-        self.reservation: Reservation | None = None  # of the controller
-        self._submission: Submission | None = None  # the last one
-        self._is_client_gone = False
+        self._reservation: Reservation | None = None  # of the controller
+        self.submission: Submission | None = None  # the last one
+        self.is_client_gone = False
         self._tokenize_s = 0.0
         # Records the latency of the response, once it can no longer fail.
         self.observe_latency: Callable[[], None] = lambda: None
@@ -72,10 +73,10 @@ class Call:
 
     def close(self) -> None:
         """Cancel unfinished engine requests and release all reservations."""
-        if self._submission is not None:
-            self._submission.close()
-        if self.controller is not None and self.reservation is not None:
-            self.controller.release(self.reservation)
+        if self.submission is not None:
+            self.submission.close()
+        if self.controller is not None and self._reservation is not None:
+            self.controller.release(self._reservation)
         self.response_memory.release()
         if self.grant is not None:
             self._end_quota()
@@ -155,7 +156,7 @@ class Call:
         field: str = "inputs",
         *,
         is_counted: bool = True,
-    ) -> None:
+    ) -> "AdmittedCall":
         """Reserve the call's share of a model's limits, before the call is tokenized.
 
         The reservation is held until the call is closed. A call that reserves again changes the
@@ -173,18 +174,19 @@ class Call:
         if self.grant is not None:
             sequences = await self._hold_sequences(sequences)
         seconds_left = self.deadline - time.monotonic()
-        if self.controller is not None and self.reservation is not None:
+        if self.controller is not None and self._reservation is not None:
             assert self.model_name == model.name, "a call uses one model"
-            self.controller.resize(self.reservation, sequences, units, seconds_left)
-            return
+            self.controller.resize(self._reservation, sequences, units, seconds_left)
+            return AdmittedCall(self, model, self.controller, self._reservation)
         listed = self.service.models.get(model.name)
         if listed is None or listed.loaded is None or listed.loaded.model is not model:  # it was unloaded meanwhile
             raise ApiError("model_not_found", field="model")
         self.model_name, self.controller = model.name, listed.admission
         self.service.metrics.for_model(model.name).use()
-        self.reservation = self.controller.reserve(
+        self._reservation = self.controller.reserve(
             sequences, self.num_bytes, units, seconds_left, self.caller, self.address
         )
+        return AdmittedCall(self, model, self.controller, self._reservation)
 
     async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
         """Run a tokenization of `texts` or of lists of ids: of long ones in another thread.
@@ -202,26 +204,11 @@ class Call:
         finally:
             self._tokenize_s += time.perf_counter() - started
 
-    # The engine
-
-    def submit(self, model: ServedModel, requests: Sequence[Request]) -> Submission:
-        """Submit requests to the engine of a model; `close` cancels those that have not finished.
-
-        Raises `model_not_found` if the model was unloaded, and `loading` if its step was ended.
-        """
-        if self._is_client_gone:
-            raise ClientGoneError
-        assert self.controller is not None and self.reservation is not None, "submitted before the call is admitted"
-        if self.controller.close_code is not None:
-            raise ApiError(self.controller.close_code, field="model")
-        self._submission = Submission(self.service.worker, model.name, requests, self.reservation, self.deadline)
-        return self._submission
-
     def on_client_gone(self) -> None:
         """End the call with `ClientGoneError`, because the client closed its connection."""
-        self._is_client_gone = True
-        if self._submission is not None:
-            self._submission.fail(ClientGoneError())
+        self.is_client_gone = True
+        if self.submission is not None:
+            self.submission.fail(ClientGoneError())
 
     # The end
 
@@ -259,6 +246,29 @@ class Call:
         self.observe_latency = partial(observe, "e2e_request_latency_seconds", timings.total / 1000)
 
 
+@dataclass(frozen=True)
+class AdmittedCall:
+    """A call with its share of a model's limits, which it holds until it is closed."""
+
+    call: Call
+    model: ServedModel
+    controller: AdmissionController  # of the model, which it outlives
+    reservation: Reservation
+
+    def submit(self, requests: Sequence[Request]) -> Submission:
+        """Submit requests to the engine; `Call.close` cancels those that have not finished.
+
+        Raises `model_not_found` if the model was unloaded, and `loading` if its step was ended.
+        """
+        call = self.call
+        if call.is_client_gone:
+            raise ClientGoneError
+        if self.controller.close_code is not None:
+            raise ApiError(self.controller.close_code, field="model")
+        call.submission = Submission(call.service.worker, self.model.name, requests, self.reservation, call.deadline)
+        return call.submission
+
+
 def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:
     message = f"It must have at most {limit} entries (SIGHTLINE_MAX_INPUTS), got {sequences}."
     if field == "num_return_sequences":
@@ -269,80 +279,98 @@ def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:
     return ApiError("invalid_parameter", message, field=field)
 
 
+@dataclass(frozen=True)
+class PlainText:
+    """A text, in which the names of special tokens are plain text, except that of `mask_id`."""
+
+    text: str
+    is_cut: bool = False
+    mask_id: int | None = None
+    add_special_tokens: bool = True  # that the model expects
+    partner: ClassVar[str] = ""
+
+    @property
+    def long_texts(self) -> Sequence[str]:
+        return () if self.is_cut or len(self.text) < LONG_TEXT else (self.text,)
+
+    def encode(self, tokenizer: TextTokenizer, max_tokens: int) -> Sequence[int]:
+        if self.is_cut:
+            return tokenizer.encode_truncated(self.text, max_tokens)
+        if self.mask_id is not None:
+            return tokenizer.encode_masked(self.text, self.mask_id)
+        return tokenizer.encode(self.text, add_special_tokens=self.add_special_tokens)
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """Two texts, formatted by the tokenizer or by a template, of which one may be cut."""
+
+    text: str
+    second: str
+    partner: str  # name of the second text, for errors
+    cut: Literal["none", "first", "longest"] = "none"  # `longest` is the second one with a template
+    template: PairTemplate | None = None
+
+    @property
+    def long_texts(self) -> Sequence[str]:
+        return [text for text in (self.text, self.second) if self.cut == "none" and len(text) >= LONG_TEXT]
+
+    def encode(self, tokenizer: TextTokenizer, max_tokens: int) -> Sequence[int]:
+        if self.cut == "first":  # too many ids if the second text alone has too many
+            return tokenizer.encode_pair_cutting_first(self.text, self.second, max_tokens)
+        limit = None if self.cut == "none" else max_tokens
+        if self.template is not None:
+            return tokenize_with_template(tokenizer, self.template, self.text, self.second, limit)
+        return tokenizer.encode_pair(self.text, self.second, limit)
+
+
+@dataclass(frozen=True)
+class PromptText:
+    """The prompt of a chat, or a text in which the names of special tokens stand for them."""
+
+    prompt: Prompt
+    partner: ClassVar[str] = ""
+
+    @property
+    def long_texts(self) -> Sequence[str]:
+        return self.prompt.texts
+
+    def encode(self, tokenizer: TextTokenizer, max_tokens: int) -> Sequence[int]:
+        return self.prompt.encode(tokenizer)
+
+
 def tokenize_within_limits(
     tokenizer: TextTokenizer,
-    texts: Texts,
+    inputs: Iterable[PlainText | TextPair | PromptText],
+    index_of: Callable[[int], int | None],
     field: str,
     limits: Sequence[int],
     deadline: float,
-    *,
-    truncate: bool = False,
-    cuts_first: bool = False,
-    add_special_tokens: bool = True,
-    pair_template: PairTemplate | None = None,
-    mask_id: int | None = None,
-    partner: str = "the other text of its pair",
     way_out: str = "",
-    are_prompts: bool = False,
 ) -> list[Ids]:
-    """Tokenize texts, each with its own maximum number of tokens.
+    """Tokenize inputs, each with its own maximum number of tokens.
 
-    After `deadline`, a time of `time.monotonic`, it raises `deadline_exceeded`.
-
-    Args:
-        truncate: truncate texts that are too long, which are rejected otherwise.
-        cuts_first: truncate only the first text of a pair; the longer one otherwise.
-        add_special_tokens: add the special tokens that the model expects; always with `truncate`.
-        pair_template: formats a pair of texts; None if the tokenizer does.
-        mask_id: special token whose name in a text stands for it; not with `truncate`.
-        partner: second text of a pair, for errors.
-        way_out: end of the errors' advice.
-        are_prompts: names of special tokens stand for them; other options are not used.
+    After `deadline`, a time of `time.monotonic`, it raises `deadline_exceeded`. Errors have the
+    index that `index_of` returns for a position, and the advice `way_out`.
     """
-    second_texts = texts.second_texts or (None,) * len(texts.texts)
-    encode_pair = tokenizer.encode_pair
-    if pair_template is not None:
-        encode_pair = partial(tokenize_with_template, tokenizer, pair_template)
     sequences: list[Ids] = []
-    for index, (text, second, max_tokens) in enumerate(zip(texts.texts, second_texts, limits, strict=True)):
+    for position, (item, max_tokens) in enumerate(zip(inputs, limits, strict=True)):
         if time.monotonic() > deadline:
             raise ApiError("deadline_exceeded")
-        if are_prompts:
-            sequences.append(tokenize_prompt(tokenizer, raw_prompt(text, tokenizer), max_tokens, texts.index(index)))
-            continue
-        parts = [part for part in (text, second) if part and len(part) >= LONG_TEXT]
-        where: dict[str, Any] = {"field": field, "index": texts.index(index)}
-        where |= {"together": "" if second is None else f" together with {partner}", "way_out": way_out}
-        if parts and not truncate:
-            _check_before_tokenization(tokenizer, parts, max_tokens, **where)
-        if truncate and second is None:
-            ids = tokenizer.encode_truncated(text, max_tokens)
-        elif truncate and second is not None and cuts_first:  # too many ids if the second text alone has too many
-            ids = tokenizer.encode_pair_cutting_first(text, second, max_tokens)
-        elif truncate and second is not None:
-            try:
-                ids = encode_pair(text, second, max_tokens)
-            except ValueError:  # the texts before the document leave no token for it
-                raise input_too_long(f"more than {max_tokens}", max_tokens, **where | {"way_out": ""}) from None
-        elif mask_id is not None:
-            ids = tokenizer.encode_masked(text, mask_id)
-        elif second is None:
-            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            ids = encode_pair(text, second, None)
+        together = f" together with {item.partner}" if item.partner else ""
+        if texts := item.long_texts:
+            index = index_of(position)
+            _check_before_tokenization(tokenizer, texts, max_tokens, field, index, together=together, way_out=way_out)
+        try:
+            ids = item.encode(tokenizer, max_tokens)
+        except ValueError:  # the texts before the document leave no token for it
+            number = f"more than {max_tokens}"
+            raise input_too_long(number, max_tokens, field, index_of(position), together=together) from None
         if len(ids) > max_tokens:
-            raise input_too_long(str(len(ids)), max_tokens, **where)
+            index, number = index_of(position), str(len(ids))
+            raise input_too_long(number, max_tokens, field, index, together=together, way_out=way_out)
         sequences.append(tuple(ids))
     return sequences
-
-
-def tokenize_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int, index: int | None = None) -> Ids:
-    """Tokenize the prompt of a chat, or the raw prompt with this index."""
-    _check_before_tokenization(tokenizer, prompt.texts, max_tokens, "inputs", index)
-    ids = prompt.encode(tokenizer)
-    if len(ids) > max_tokens:
-        raise input_too_long(str(len(ids)), max_tokens, "inputs", index)
-    return tuple(ids)
 
 
 def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:

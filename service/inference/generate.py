@@ -5,7 +5,7 @@ and removes them from the results.
 """
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -13,22 +13,23 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import Field
 
 from sightline.base.bundle import MAX_BEAMS, Manifest
-from sightline.base.text.chat_prompt import Prompt
+from sightline.base.text.chat_prompt import Prompt, raw_prompt
 from sightline.base.text.stream import StopStrings, TextStream
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import IdLists, OnEmpty, Texts
+from sightline.service.body_fields import IdLists, Texts
 from sightline.service.engine.recorded_maps import ENCODER_KINDS
-from sightline.service.engine.request import Generated, GenerateRequest, Target, Token
+from sightline.service.engine.request import Generated, GenerateRequest, Target, Timings, Token
 from sightline.service.engine.throughput import Throughput
 from sightline.service.inference.call import (
+    AdmittedCall,
     AnyInputs,
     Call,
     Ids,
+    PlainText,
+    PromptText,
     check_ids,
-    tokenize_prompt,
     tokenize_within_limits,
-    too_many_sequences,
 )
 from sightline.service.inference.language_choice import NO_LANGUAGES, LanguageChoice, choose_languages
 from sightline.service.inference.maps import MapWriter, TargetAttention, resolve_indices
@@ -151,28 +152,9 @@ def parameters_for(
     )
 
 
-async def generate(
-    call: Call,
-    model: ServedModel,
-    inputs: AnyInputs,
-    parameters: GenerateParameters,
-    *,
-    on_empty: OnEmpty = "error",
-) -> GenerateResult:
-    """Generate texts for each input; with `on_empty` "pass", blank texts get an empty output."""
-    if on_empty == "pass":
-        return await generate_without_blanks(call, model, inputs, parameters, generate)
-    decoding = begin(call, model, inputs, parameters)
-    await decoding.read(inputs)
-    return await finish(decoding)
-
-
-def begin(
-    call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters, *, stream: bool = False
-) -> "Decoding":
-    """Check the parameters of a generation, and create its decoding."""
+def begin(call: Call, model: ServedModel, parameters: GenerateParameters) -> "Decoding":
+    """Create the decoding of a generation, whose parameters were checked."""
     call.parameters = parameters
-    check_parameters(model, parameters, len(inputs), stream=stream)
     languages, named = NO_LANGUAGES, (parameters.source_language, parameters.target_language)
     if model.manifest.languages is not None or named != (None, None):
         languages = choose_languages(model, *named)
@@ -198,38 +180,6 @@ async def finish(decoding: "Decoding") -> GenerateResult:
 
     by_request, usage, timings = await decoding.run(convert)
     return GenerateResult(decoding.model.name, [output for outputs in by_request for output in outputs], usage, timings)
-
-
-async def generate_without_blanks(
-    call: Call,
-    model: ServedModel,
-    inputs: AnyInputs,
-    parameters: GenerateParameters,
-    run: Callable[[Call, ServedModel, Texts, GenerateParameters], Awaitable[GenerateResult]],
-) -> GenerateResult:
-    """Run a use case on the inputs that are not blank; each other input gets one empty output."""
-    assert isinstance(inputs, Texts)  # prompts are not blank
-    texts, limit = inputs.texts, call.service.settings.max_inputs
-    if len(texts) > limit:
-        raise too_many_sequences(len(texts), limit, "inputs")
-    indices = [index for index, text in enumerate(texts) if text.strip()]
-    blank = [
-        GenerateOutput(index, 0, "", [], "empty", 0.0, None, None)
-        for index, text in enumerate(texts)
-        if not text.strip()
-    ]
-    check_parameters(model, parameters, len(texts))
-    if not indices:
-        timings = call.timings([])
-        call.record_usage(model, timings, 0, 0, ["empty"] * len(blank))
-        return GenerateResult(model.name, blank, usage_for(model, 0, 0, 0), timings)
-    prefix = parameters.target_prefix
-    if prefix is not None and prefix.is_list:
-        parameters = parameters.model_copy(update={"target_prefix": prefix.select(indices)})
-    result = await run(call, model, inputs.select(indices), parameters)
-    generated = [replace(output, index=indices[output.index]) for output in result.outputs]
-    outputs = sorted(blank + generated, key=lambda output: (output.index, output.rank))
-    return replace(result, outputs=outputs)
 
 
 def usage_for(model: ServedModel, input_tokens: int, output_tokens: int, cached_tokens: int) -> Usage:
@@ -311,6 +261,7 @@ class Decoding:
     languages: LanguageChoice
     maps: MapWriter | None = None  # attention maps of the response
     num_samples: int = 1  # number of requests for each input
+    admitted: AdmittedCall | None = None  # see `read`; None if all inputs are copied, so that nothing is read
     requests: Sequence[GenerateRequest] = ()  # see `read`
     num_input_tokens: int = 0
 
@@ -326,23 +277,27 @@ class Decoding:
         units = expected_work(throughput, self.parameters)[1]
         count = len(inputs) * num_samples
         field = "inputs" if not isinstance(inputs, Prompt) and num_samples == 1 else "num_return_sequences"
-        await call.reserve(model, count, units * count, field, is_counted=is_counted)
+        admitted = await call.reserve(model, count, units * count, field, is_counted=is_counted)
+        self.admitted = admitted
         max_tokens, tokenizer = model.manifest.limits.max_source_tokens, model.source_tokenizer
         num_added = len(languages.source_prefix), len(languages.source_suffix)
         if isinstance(inputs, IdLists):
             sources = check_ids(inputs, len(tokenizer), max_tokens - sum(num_added))
-        elif isinstance(inputs, Prompt):
-            sources = [await call.tokenize(partial(tokenize_prompt, tokenizer, inputs, max_tokens), inputs.texts)]
         else:
-            limits = [max_tokens - sum(num_added)] * len(inputs.texts)
-            work = partial(tokenize_within_limits, tokenizer, inputs, "inputs", limits, call.deadline)
-            are_prompts = inputs.are_prompts and not model.translates
-            sources = await call.tokenize(partial(work, are_prompts=are_prompts), inputs.texts)
+            items: Iterable[PlainText | PromptText]  # made in the thread that tokenizes them
+            if isinstance(inputs, Prompt):
+                items = [PromptText(inputs)]
+            elif inputs.are_prompts and not model.translates:
+                items = (PromptText(raw_prompt(text, tokenizer)) for text in inputs.texts)
+            else:
+                items = map(PlainText, inputs.texts)
+            limits = [max_tokens - sum(num_added)] * len(inputs)
+            work = partial(tokenize_within_limits, tokenizer, items, inputs.index, "inputs", limits, call.deadline)
+            sources = await call.tokenize(work, inputs.texts)
         if any(num_added):
             sources = [(*languages.source_prefix, *source, *languages.source_suffix) for source in sources]
         self.num_input_tokens = sum(map(len, sources))
-        assert call.controller is not None and call.reservation is not None
-        call.controller.add_tokens(call.reservation, num_samples * self.num_input_tokens)
+        admitted.controller.add_tokens(admitted.reservation, num_samples * self.num_input_tokens)
         if self.maps:
             await self.maps.read_offsets(call, inputs, sources, num_added)
         prefixes: Sequence[Ids] | None = None
@@ -353,7 +308,7 @@ class Decoding:
         self.requests = self._make_requests(sources, prefixes, stream=stream)
         num_known = sum([len(request.target_prefix) for request in self.requests])
         num_tokens, units = expected_work(throughput, self.parameters)  # without the tokens of a forced target
-        call.reservation.units = units * count + self.parameters.num_beams * num_known
+        admitted.reservation.units = units * count + self.parameters.num_beams * num_known
         num_targets = self.parameters.num_return_sequences if self.parameters.num_beams > 1 else 1
         num_tokens = (num_known + len(self.requests) * num_tokens) * num_targets * (1 + self.parameters.top_logprobs)
         call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)
@@ -377,7 +332,8 @@ class Decoding:
         top_logprobs, hidden = self.parameters.top_logprobs, self.parameters.hidden_source_tokens
         self.parameters = FORCED.model_copy(update={"top_logprobs": top_logprobs, "hidden_source_tokens": hidden})
         limits, tokenizer, call = self._limits(sources), self.model.target_tokenizer, self.call
-        work = partial(tokenize_within_limits, tokenizer, targets, "targets", limits, call.deadline)
+        items = map(PlainText, targets.texts)
+        work = partial(tokenize_within_limits, tokenizer, items, targets.index, "targets", limits, call.deadline)
         return await call.tokenize(work, targets.texts)
 
     async def _read_prefixes(self, prefix: Texts, sources: Sequence[Ids]) -> list[Ids]:
@@ -386,9 +342,8 @@ class Decoding:
         if not prefix.is_list:
             limits = [min(limits)]
         tokenizer, call = self.model.target_tokenizer, self.call
-        work = partial(
-            tokenize_within_limits, tokenizer, prefix, "target_prefix", limits, call.deadline, add_special_tokens=False
-        )
+        items = [PlainText(text, add_special_tokens=False) for text in prefix.texts]
+        work = partial(tokenize_within_limits, tokenizer, items, prefix.index, "target_prefix", limits, call.deadline)
         prefixes = await call.tokenize(work, prefix.texts)
         return prefixes if prefix.is_list else prefixes * len(sources)
 
@@ -455,9 +410,10 @@ class Decoding:
                 num_output_tokens += len(target.tokens) - num_known
             return convert(index, result)
 
-        outputs, times = (
-            await call.submit(self.model, self.requests).gather(convert_and_count) if self.requests else ([], [])
-        )
+        outputs: list[T] = []
+        times: list[Timings] = []
+        if self.admitted is not None:
+            outputs, times = await self.admitted.submit(self.requests).gather(convert_and_count)
         timings = call.timings(times)
         ordered = [reason for index in range(len(reasons)) for reason in reasons[index]]
         call.record_usage(self.model, timings, self.num_input_tokens, num_output_tokens, ordered)

@@ -1,16 +1,16 @@
 """Generation from texts: some are split into sentences, and those without a letter are copied."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from sightline.base.text.sentences import ONE_SENTENCE, SplitText, split_sentences
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import OnEmpty, Texts
-from sightline.service.inference.call import AnyInputs, Call
+from sightline.service.inference.call import AnyInputs, Call, too_many_sequences
 from sightline.service.inference.generate import (
     Decoding,
+    DoubtfulResult,
     FinishReason,
     GenerateOutput,
     GenerateResult,
@@ -18,11 +18,11 @@ from sightline.service.inference.generate import (
     SentenceOutput,
     SplitOutput,
     begin,
+    check_parameters,
     expected_work,
     finish,
-    generate_without_blanks,
+    usage_for,
 )
-from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import GenerateParameters
 
@@ -44,64 +44,84 @@ async def generate_texts(
     The sentences run at the same time, but never more of them than `Call.reserve` reserves. The
     whitespace between the sentences is kept. The text of rank r joins the texts of rank r of all
     sentences. With `is_whole`, the response describes each output as a whole, such as the positions
-    of its tokens: texts are then split only by `split_sentences`, and none are copied.
+    of its tokens: texts are then split only by `split_sentences`, and none are copied. With
+    `on_empty` "pass", blank texts get an empty output.
     """
+    if on_empty == "pass" and len(inputs) > call.service.settings.max_inputs:  # blank ones are not reserved
+        raise too_many_sequences(len(inputs), call.service.settings.max_inputs, "inputs")
+    check_parameters(model, parameters, len(inputs))
+    blank: list[GenerateOutput] = []
     if on_empty == "pass":
-        run = partial(generate_texts, is_whole=is_whole)
-        return await generate_without_blanks(call, model, inputs, parameters, run)
-    decoding = begin(call, model, inputs, parameters)
-    split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole)
+        assert isinstance(inputs, Texts)  # prompts are not blank
+        blank = [_blank(index) for index, text in enumerate(inputs.texts) if not text.strip()]
+        if len(blank) == len(inputs):
+            timings = call.timings([])
+            call.record_usage(model, timings, 0, 0, ["empty"] * len(blank))
+            return GenerateResult(model.name, blank, usage_for(model, 0, 0, 0), timings)
+        indices = [index for index, text in enumerate(inputs.texts) if text.strip()]
+        inputs, prefix = inputs.select(indices), parameters.target_prefix
+        if prefix is not None and prefix.is_list:
+            parameters = parameters.model_copy(update={"target_prefix": prefix.select(indices)})
+    decoding = begin(call, model, parameters)
+    split_texts, warnings = await read_by_sentence(decoding, inputs, is_whole=is_whole)
     result = await finish(decoding)
-    if split_texts[0] is WHOLE:
-        return result
-    by_sentence = defaultdict[int, list[GenerateOutput]](list)
-    for output in result.outputs:
-        by_sentence[output.index].append(output)
-    sentences, outputs = iter(by_sentence.values()), list[GenerateOutput]()
-    for index, split_text in enumerate(split_texts):
-        if not split_text.sentences:
-            outputs += [_copied(index, rank, split_text, parameters) for rank in range(parameters.num_return_sequences)]
-            continue
-        # `strict=False`: a beam search may return fewer texts for one sentence than for another.
-        of_ranks = zip(*[next(sentences) for _ in split_text.sentences], strict=False)
-        outputs += [_joined(index, split_text, parts, decoding.languages.target) for parts in of_ranks]
-    return replace(result, outputs=outputs)
+    if warnings:
+        result = DoubtfulResult(**vars(result), warnings=list(warnings.values()))
+    if split_texts[0] is not WHOLE:
+        result = replace(result, outputs=_joined_outputs(decoding, split_texts, result.outputs))
+    if blank:
+        generated = [replace(output, index=indices[output.index]) for output in result.outputs]
+        result = replace(result, outputs=sorted(blank + generated, key=lambda output: (output.index, output.rank)))
+    return result
+
+
+def _blank(index: int) -> GenerateOutput:
+    return GenerateOutput(index, 0, "", [], "empty", 0.0, None, None)
 
 
 async def read_by_sentence(
     decoding: Decoding, inputs: AnyInputs, *, is_whole: bool, stream: bool = False
-) -> list[SplitText]:
+) -> tuple[list[SplitText], Mapping[int, GenerateWarning]]:
     """Split the inputs of a decoding where that is due, and read their sentences.
 
     Return each input as the sentences that the decoding has read, in order, and the text around
     them. That of a model that translates includes the sentences without a letter, which are copied.
+    Also return, by the index of the input, warnings about inputs of several sentences that a model
+    of sentences reads as a whole. There are none if the request sets `split_sentences`: its client
+    knows what the model needs.
     """
     call, model, parameters = decoding.call, decoding.model, decoding.parameters
     is_plain = not isinstance(inputs, Texts) or all(map(ONE_SENTENCE.fullmatch, inputs.texts))
     if is_plain or not model.translates:
         await decoding.read(inputs, stream=stream)
-        return [WHOLE] * len(inputs)
+        return [WHOLE] * len(inputs), {}
     assert isinstance(inputs, Texts)
     _, units = expected_work(call.service.models[model.name].admission.throughput, parameters)
     num_samples, languages = decoding.num_samples, decoding.languages
     count = len(inputs) * num_samples  # each input counts, whatever its sentences; `Decoding.read` counts them all
     await call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")
     is_split, copies = splits(model, parameters, is_whole), not _is_about_tokens(parameters, is_whole)
+    is_doubtful = not is_split and parameters.split_sentences is None and model.manifest.training_unit == "sentence"
 
-    def run() -> list[SplitText]:
+    def run() -> tuple[list[SplitText], dict[int, GenerateWarning]]:
         split_texts = [SplitText([text], ["", ""]) for text in inputs.texts]
         if is_split:
             split_texts = list(_split(call, inputs, languages.source, num_samples))
-        return [text.copying(languages.target) for text in split_texts] if copies else split_texts
+        warnings = {
+            index: _warning(call, model, inputs.index(index))
+            for index, text in enumerate(inputs.texts if is_doubtful else ())
+            if split_sentences(text, languages.source, max_sentences=1) is None
+        }
+        return [text.copying(languages.target) for text in split_texts] if copies else split_texts, warnings
 
-    split_texts = await call.tokenize(run, inputs.texts)
+    split_texts, warnings = await call.tokenize(run, inputs.texts)
     sentences = Texts(tuple([sentence for split_text in split_texts for sentence in split_text.sentences]))
     if sentences.texts:
         try:
             await decoding.read(sentences, stream=stream, is_counted=False)
         except ApiError as error:
             raise _error_of_input(error, inputs, split_texts) from None
-    return split_texts
+    return split_texts, warnings
 
 
 def splits(model: ServedModel, parameters: GenerateParameters, is_whole: bool) -> bool:
@@ -160,33 +180,33 @@ def _error_of_input(error: ApiError, inputs: Texts, split_texts: Sequence[SplitT
     return ApiError(error.code, message, field=error.field, index=inputs.index(input_index))
 
 
-async def sentence_warnings(
-    call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters, *, is_whole: bool = False
-) -> dict[int, GenerateWarning]:
-    """Return warnings about inputs of several sentences that a model of sentences read as a whole.
+def _warning(call: Call, model: ServedModel, index: int | None) -> GenerateWarning:
+    """Return the warning about the input with this index in a list."""
+    field = call.field_names.get("inputs", "inputs")
+    param = field if index is None else f"{field}[{index}]"
+    message = (
+        f"{param} has several sentences, but {model.name} was trained on single sentences and may leave out some "
+        "of them. Set split_sentences of POST /v1/generate to true, or send each sentence as an input of its own."
+    )
+    return GenerateWarning("several_sentences", message, param)
 
-    They are by the index of the input. There are none if the request sets `split_sentences`: its
-    client knows what the model needs. For `is_whole`, see `generate_texts`.
-    """
-    if not isinstance(inputs, Texts) or all(map(ONE_SENTENCE.fullmatch, inputs.texts)):
-        return {}
-    is_decided = parameters.split_sentences is not None or splits(model, parameters, is_whole)
-    if is_decided or model.manifest.training_unit != "sentence":
-        return {}
-    language = choose_languages(model, parameters.source_language, parameters.target_language).source
-    texts, field, warnings = inputs.texts, call.field_names.get("inputs", "inputs"), {}
 
-    def run() -> list[int]:
-        return [index for index, text in enumerate(texts) if split_sentences(text, language, max_sentences=1) is None]
-
-    for index in await call.tokenize(run, texts):
-        param = f"{field}[{index}]" if inputs.is_list else field
-        message = (
-            f"{param} has several sentences, but {model.name} was trained on single sentences and may leave out some "
-            "of them. Set split_sentences of POST /v1/generate to true, or send each sentence as an input of its own."
-        )
-        warnings[index] = GenerateWarning("several_sentences", message, param)
-    return warnings
+def _joined_outputs(
+    decoding: Decoding, split_texts: Sequence[SplitText], of_sentences: Sequence[GenerateOutput]
+) -> list[GenerateOutput]:
+    """Join the outputs of all sentences to those of the inputs."""
+    by_sentence = defaultdict[int, list[GenerateOutput]](list)
+    for output in of_sentences:
+        by_sentence[output.index].append(output)
+    sentences, outputs, parameters = iter(by_sentence.values()), list[GenerateOutput](), decoding.parameters
+    for index, split_text in enumerate(split_texts):
+        if not split_text.sentences:
+            outputs += [_copied(index, rank, split_text, parameters) for rank in range(parameters.num_return_sequences)]
+            continue
+        # `strict=False`: a beam search may return fewer texts for one sentence than for another.
+        of_ranks = zip(*[next(sentences) for _ in split_text.sentences], strict=False)
+        outputs += [_joined(index, split_text, parts, decoding.languages.target) for parts in of_ranks]
+    return outputs
 
 
 def _joined(index: int, split_text: SplitText, parts: Sequence[GenerateOutput], language: str) -> GenerateOutput:

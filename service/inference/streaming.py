@@ -1,14 +1,23 @@
 """Streamed text generation: the events of its sequences as they arrive."""
 
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 from sightline.base.text.sentences import SplitText
 from sightline.base.text.stream import TextStream
 from sightline.service.engine.request import Generated, Token, TokenEvent
 from sightline.service.inference.call import AnyInputs, Call
-from sightline.service.inference.generate import Decoding, FinishReason, begin, output_token, usage_for, without_forced
+from sightline.service.inference.generate import (
+    Decoding,
+    FinishReason,
+    GenerateWarning,
+    begin,
+    check_parameters,
+    output_token,
+    usage_for,
+    without_forced,
+)
 from sightline.service.inference.maps import TargetAttention
 from sightline.service.inference.results import CachedUsage, OutputToken, TimingsMs, Usage
 from sightline.service.inference.sentence_splitting import joined_reason, read_by_sentence
@@ -49,6 +58,7 @@ class Stream:
         self,
         decoding: Decoding,
         split_texts: Sequence[SplitText],
+        warnings: Mapping[int, GenerateWarning],
         submission: Submission | None,
         arrived: list[Arrival],
     ) -> None:
@@ -57,6 +67,7 @@ class Stream:
         `arrived` are the first events of the submission, which is None if all inputs are copied.
         """
         self._call = decoding.call
+        self.warnings = warnings  # by the index of the input
         self._submission = submission
         self._arrived = arrived
         self.sequences: list[StreamedSequence] = []
@@ -240,9 +251,10 @@ async def stream(
     A failure before the first token is raised here, so that it gets its own HTTP status. For
     `is_whole`, see `generate_texts`.
     """
-    decoding = begin(call, model, inputs, parameters, stream=True)
-    split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole, stream=True)
-    if not decoding.requests:
-        return Stream(decoding, split_texts, None, [])
-    submission = call.submit(model, decoding.requests)
-    return Stream(decoding, split_texts, submission, await submission.next_arrivals())
+    check_parameters(model, parameters, len(inputs), stream=True)
+    decoding = begin(call, model, parameters)
+    split_texts, warnings = await read_by_sentence(decoding, inputs, is_whole=is_whole, stream=True)
+    if decoding.admitted is None:
+        return Stream(decoding, split_texts, warnings, None, [])
+    submission = decoding.admitted.submit(decoding.requests)
+    return Stream(decoding, split_texts, warnings, submission, await submission.next_arrivals())

@@ -31,10 +31,9 @@ from sightline.export.sources.chat_parts import read_pair_template
 from sightline.export.sources.opened_checkpoint import open_folder
 from sightline.export.sources.reranker import PUBLISHED
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import Texts
-from sightline.service.inference.call import tokenize_within_limits
+from sightline.service.inference.call import TextPair, tokenize_within_limits
 from sightline.service.inference.dense import read_dense
-from sightline.service.inference.encode import pool
+from sightline.service.tasks.encode import pool
 from tests.export.folders_of_others import word_tokenizer
 from tests.zoo.comparing import assert_equals_transformers, assert_graphs_equal_the_reference, import_folder
 from tests.zoo.folders import SentenceModel, byte_tokenizer, dense, modules, write_folder
@@ -433,8 +432,7 @@ def test_long_pairs_are_cut_at_the_end_of_the_document(tmp_path: Path) -> None:
     separate = PairTemplate(text="<|im_start|>{query}<|im_end|>{document}")
     with pytest.raises(ApiError) as raised:
         tokenize_within_limits(
-            tokenizer, Texts(("Who? " * 9,), second_texts=("x",)), "documents", [20], math.inf, truncate=True,
-            pair_template=separate,
+            tokenizer, [TextPair("Who? " * 9, "x", "the query", "longest", separate)], int, "documents", [20], math.inf,
         )  # fmt: skip
     assert raised.value.code == "input_too_long"
     # Names of special tokens in the query and the document are plain text.

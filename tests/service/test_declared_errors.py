@@ -24,9 +24,10 @@ from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 from sightline.service.app import create_app
 from sightline.service.http.dispatch import EndpointRoute
 from sightline.service.http.openapi import HEAD_ERRORS
-from sightline.service.inference import results, submission, tokens
+from sightline.service.inference import results, submission
 from sightline.service.loading import load_backend
 from sightline.service.settings import Settings
+from sightline.service.tasks import tokens
 from tests.service.conftest import (
     MASK,
     MakeBackend,

@@ -5,10 +5,9 @@ from typing import Any
 
 from sightline.service.api.endpoint import Call, EventStream, PathModel, Raw, Tail, event_of
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import Texts
+from sightline.service.body_fields import Texts, construct
 from sightline.service.compat.common import DataEventEncoder
 from sightline.service.compat.open_inference.outputs import (
-    PARAMETERS,
     Output,
     attention_selection,
     check_effects,
@@ -26,14 +25,14 @@ from sightline.service.compat.open_inference.schemas import (
     StreamTextBody,
 )
 from sightline.service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
-from sightline.service.inference.classify import classify
-from sightline.service.inference.encode import embed_texts
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
-from sightline.service.inference.tag import tag
 from sightline.service.parameters import GenerateParameters, given_parameters
+from sightline.service.tasks.classify import ClassifyBody, classify
+from sightline.service.tasks.encode import EncodeBody, encode
+from sightline.service.tasks.tag import TagBody, tag_texts
 
 
 async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) -> InferResponse | Raw:
@@ -53,19 +52,38 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
     results: dict[str, Any] = {}
     for task in tasks:
         of_task = [output for output in outputs.values() if output.task == task]
-        options = {name: getattr(parameters, name) for name in PARAMETERS[task]}
         match task:
             case "generate":
                 generation_parameters = generate_parameters(model, parameters, of_task)
                 is_whole = "logprobs" in {output.name for output in body.outputs or ()}
                 results[task] = await generate_texts(call, model, texts, generation_parameters, is_whole=is_whole)
             case "classify" | "rerank":
-                selection, read = attention_selection(parameters, of_task), pairs if task == "rerank" else texts
-                results[task] = await classify(call, model, read, return_attention=selection, **options)
+                is_rerank, selection = task == "rerank", attention_selection(parameters, of_task)
+                read = pairs if is_rerank else texts
+                labeled = construct(ClassifyBody, inputs=read, return_attention=selection, truncate=parameters.truncate)
+                raw_scores = is_rerank and parameters.raw_scores
+                results[task] = await classify(call, model, labeled, raw_scores=raw_scores)
             case "tag":
-                results[task] = await tag(call, model, texts, **options)
+                tagged = construct(
+                    TagBody,
+                    model=model.name,
+                    inputs=texts,
+                    aggregation=parameters.aggregation,
+                    ignore_labels=parameters.ignore_labels,
+                    truncate=parameters.truncate,
+                )
+                results[task] = await tag_texts(call, tagged)
             case "encode":
-                results[task] = await embed_texts(call, model, texts, **options)
+                encoded = construct(
+                    EncodeBody,
+                    model=model.name,
+                    inputs=texts,
+                    pooling=parameters.pooling,
+                    normalize=parameters.normalize,
+                    prompt_name=parameters.prompt_name,
+                    truncate=parameters.truncate,
+                )
+                results[task] = await encode(call, encoded)
     return tensor_response(
         _head(body.id, model.name),
         [

@@ -11,14 +11,14 @@ from sightline.base.bundle import Manifest, MapKind
 from sightline.service.api_errors import ApiError
 from sightline.service.compat.open_inference.schemas import Datatype, InferParameters
 from sightline.service.compat.open_inference.tensors import DTYPES, padded
-from sightline.service.inference.classify import ClassifyResult
-from sightline.service.inference.encode import EncodeResult
 from sightline.service.inference.generate import GenerateOutput, GenerateResult, parameters_for
 from sightline.service.inference.maps import AttentionMap
 from sightline.service.inference.results import OutputToken, alternatives_of
 from sightline.service.inference.service import ServedModel
-from sightline.service.inference.tag import Entity, TagResult
 from sightline.service.parameters import AttentionSelection, GenerateParameters, TextParameters, given_parameters
+from sightline.service.tasks.classify import ClassifyResult
+from sightline.service.tasks.encode import EncodeResult
+from sightline.service.tasks.tag import Entity, TagResult
 
 Task = Literal["generate", "classify", "rerank", "tag", "encode"]
 Result = Any  # result of the task that computes the output

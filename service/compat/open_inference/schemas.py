@@ -7,7 +7,6 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, WithJsonSche
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
-from sightline.service.api.tag import AggregationName, IgnoreLabels
 from sightline.service.api.types import PromptName, Truncate
 from sightline.service.body_fields import (
     MAX_ID,
@@ -18,8 +17,6 @@ from sightline.service.body_fields import (
     field_error,
     must_equal,
 )
-from sightline.service.inference.encode import Pooling
-from sightline.service.inference.tag import OUTSIDE
 from sightline.service.parameters import (
     MAX_TOP_LOGPROBS,
     Indices,
@@ -29,6 +26,8 @@ from sightline.service.parameters import (
     TextParameters,
     TopLogprobs,
 )
+from sightline.service.tasks.encode import Pooling
+from sightline.service.tasks.tag import OUTSIDE, AggregationName, IgnoreLabels
 
 Version = Literal["1"]  # of every model: a bundle has no other
 VERSION: Version = "1"

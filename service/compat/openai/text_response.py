@@ -5,16 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from sightline.service.api.endpoint import EventStream, event_of
-from sightline.service.api.generate import DONE
 from sightline.service.compat.common import DataEventEncoder
 from sightline.service.compat.openai.schemas import CompletionUsage, DecodingBody
 from sightline.service.inference.call import AnyInputs, Call
-from sightline.service.inference.generate import GenerateOutput, GenerateWarning
+from sightline.service.inference.generate import DoubtfulResult, GenerateOutput, GenerateWarning
 from sightline.service.inference.results import CachedUsage, Usage
-from sightline.service.inference.sentence_splitting import generate_texts, sentence_warnings
+from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import GenerateParameters
+from sightline.service.tasks.generate import DONE
 
 
 class Choice(Protocol):
@@ -63,13 +63,13 @@ class TextResponse(DataEventEncoder):
         if self._is_streamed:
             events = await stream(call, self._model, inputs, parameters, is_whole=is_whole)
             self._choices = [self._make_choice(sequence.number) for sequence in events.sequences]
-            self._warnings = await sentence_warnings(call, self._model, inputs, parameters, is_whole=is_whole)
+            self._warnings = events.warnings
             return EventStream(events, self)
         result = await generate_texts(call, self._model, inputs, parameters, is_whole=is_whole)
         choices = [self._make_choice(index).whole(output) for index, output in enumerate(result.outputs)]
         response = {**self._head, "choices": choices, "usage": usage_of(result.usage)}
-        if warnings := await sentence_warnings(call, self._model, inputs, parameters, is_whole=is_whole):
-            response["warnings"] = list(warnings.values())
+        if isinstance(result, DoubtfulResult):
+            response["warnings"] = result.warnings
         return response
 
     def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:

@@ -26,6 +26,9 @@ class Prompt:
         """Return the number of inputs, which is always 1."""
         return 1
 
+    def index(self, position: int) -> None:
+        """Return the index of an input for an error: None, because it is not in a list."""
+
     @property
     def texts(self) -> list[str]:
         return [part for part in self.parts if isinstance(part, str)]

@@ -5,7 +5,7 @@ import pytest
 
 from sightline.base.bundle import Alignment
 from sightline.base.text.words import words_of
-from sightline.service.inference.align import strongest_links
+from sightline.service.tasks.align import strongest_links
 from tests.service.conftest import MakeBackend, Running, Start, multilingual_backend
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.inference.classify import apply_function, rank_scores
+from sightline.service.inference.labels import apply_function
+from sightline.service.tasks.classify import rank_scores
 from tests.service.conftest import MakeBackend, Running, Start, changed, classifying, with_heads
 from tests.support.fake_runner import LABELS, Faults, fake_classifier_manifest, fake_label_logits, fake_label_logprobs
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.inference.encode import pool
+from sightline.service.tasks.encode import pool
 from tests.service.conftest import Running
 
 pytestmark = pytest.mark.anyio

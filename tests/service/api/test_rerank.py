@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.inference.classify import apply_function
+from sightline.service.inference.labels import apply_function
 from tests.service.conftest import MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import fake_label_logits
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from sightline.service.inference.call import Call
+from sightline.service.inference.call import AdmittedCall
 from tests.service.conftest import MakeBackend, Running, Start, until
 
 pytestmark = pytest.mark.anyio
@@ -62,14 +62,13 @@ async def test_scoring_has_the_deadlines_and_the_admission_of_generation(
 async def test_the_work_of_a_call_with_targets_is_their_tokens_and_the_runs_of_the_encoder(
     running: Running, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    submit, estimates = Call.submit, list[float]()
+    submit, estimates = AdmittedCall.submit, list[float]()
 
-    def note(call: Call, *arguments: Any) -> Any:
-        assert call.reservation is not None
+    def note(call: AdmittedCall, *arguments: Any) -> Any:
         estimates.append(call.reservation.units)
         return submit(call, *arguments)
 
-    monkeypatch.setattr(Call, "submit", note)
+    monkeypatch.setattr(AdmittedCall, "submit", note)
     await running.result(path, {"inputs": ["x", "y"], "targets": ["a dog", "Hund"]})
     assert estimates == [2 + 3 + 4]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.inference.similar import nearness
+from sightline.service.tasks.similar import nearness
 from tests.service.conftest import MakeBackend, Running, Start
 from tests.support.fake_runner import Faults, fake_table
 

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import processors
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.inference.tag import LabeledToken, label_tokens, merge_tokens, spans_of
+from sightline.service.tasks.tag import LabeledToken, label_tokens, merge_tokens, spans_of
 from tests.base.text.kinds import byte_level
 from tests.service.conftest import MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import fake_token_label_logprobs

@@ -14,11 +14,12 @@ from pydantic import BaseModel
 
 from sightline.service import compat
 from sightline.service.api.endpoint import NDJSON, Call, Endpoint, ErrorFormat, EventStream, line_of
-from sightline.service.api.generate import GenerateBody, NativeEventEncoder
 from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
-from sightline.service.inference.generate import GenerateResult, generate
+from sightline.service.inference.generate import GenerateResult
+from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.settings import COMPATIBLE_APIS, SettingsError, make_settings
+from sightline.service.tasks.generate import GenerateBody, NativeEventEncoder
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, add_endpoint, responses_of, until
 from tests.support.fake_runner import Faults
 
@@ -45,7 +46,7 @@ async def plain(call: Call, body: GenerateBody) -> GenerateResult | EventStream:
     model = await call.model(body.model, "generate")
     if body.stream:
         return EventStream(await stream(call, model, body.inputs, body.parameters), NativeEventEncoder({}))
-    return await generate(call, model, body.inputs, body.parameters)
+    return await generate_texts(call, model, body.inputs, body.parameters)
 
 
 class LineEncoder:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sightline.service.api.attention import AttentionBody
-from sightline.service.api.encode import EncodeBody
-from sightline.service.api.generate import GenerateBody
-from sightline.service.api.score import ScoreBody
-from sightline.service.api.tokens import DetokenizeBody, TokenizeBody
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import RequestBody, path_of
 from sightline.service.http.http_call import parse_body
+from sightline.service.tasks.attention import AttentionBody
+from sightline.service.tasks.encode import EncodeBody
+from sightline.service.tasks.generate import GenerateBody
+from sightline.service.tasks.score import ScoreBody
+from sightline.service.tasks.tokens import DetokenizeBody, TokenizeBody
 from tests.service.conftest import Running, Start
 
 MARKER = "Zaubertrank"  # must never come back

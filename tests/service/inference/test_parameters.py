@@ -7,13 +7,13 @@ import pytest
 
 from sightline.base.bundle import MAX_BEAMS
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.api.generate import GenerateBody
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.http.http_call import parse_body
 from sightline.service.inference.generate import check_parameters
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import AttentionSelection, GenerateParameters
+from sightline.service.tasks.generate import GenerateBody
 from tests.support.fake_runner import HIDDEN, fake_manifest
 
 NEUTRAL: list[tuple[str, Any]] = [

@@ -1,24 +1,46 @@
-"""Nearest tokens by the model's embeddings: to one token, or to the solution of an analogy."""
+"""POST /v1/similar: the tokens nearest to one, or to the solution of an analogy, by embeddings."""
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import ConfigDict, Field, StrictInt, model_validator
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.body_fields import Texts
+from sightline.service.api.endpoint import ENGINE_ERRORS, Call, Endpoint
+from sightline.service.api.types import ModelName
+from sightline.service.body_fields import RequestBody, Texts, Word, field_error
 from sightline.service.engine.request import Compared, SimilarRequest
-from sightline.service.inference.call import Call
 from sightline.service.inference.results import FLOAT_BYTES
-from sightline.service.inference.service import ServedModel
-from sightline.service.inference.tokens import Side, only_id, tokenizer_of
+from sightline.service.tasks.tokens import Side, only_id, tokenizer_of
 
 MIN_SQUARED_LENGTH = 1e-6  # avoids division by zero for an analogy whose vectors cancel
 ANALOGY = (-1, 1, 1)  # weights of a, b and c in a : b :: c : d
+
+
+class SimilarBody(RequestBody):
+    model: ModelName = None
+    token: Annotated[Word | None, Field(description="Find the tokens nearest to this one.")] = None
+    analogy: Annotated[
+        list[Word] | None, Field(min_length=3, max_length=3, description="a, b, c: find d as in a : b :: c : d.")
+    ] = None
+    side: Annotated[Side, Field(description="Vocabulary to search.")] = "source"
+    top_k: Annotated[StrictInt, Field(description="Number of tokens to return.")] = Field(default=10, ge=1, le=100)
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"token": "dog"}, {"analogy": ["boy", "boys", "dog"], "top_k": 3}],
+        }
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if (self.token is None) == (self.analogy is None):
+            raise field_error("invalid_parameter", "Give one of token and analogy.", "token")
+        return self
 
 
 @dataclass(frozen=True)
@@ -38,25 +60,27 @@ class SimilarResult:
     neighbours: Annotated[list[Neighbour], Field(description="The nearest first.")]
 
 
-async def similar(call: Call, model: ServedModel, words: Texts, *, side: Side, top_k: int) -> SimilarResult:
-    """Find the nearest tokens, without the tokens of the request and special tokens.
+async def find_similar(call: Call, body: SimilarBody) -> SimilarResult:
+    """Find the tokens nearest to one, or to the solution of an analogy.
 
-    `words` are one token, or the list of a, b and c in the analogy a : b :: c : d.
+    Nearness is the cosine of embeddings; the tokens of the request and special tokens are left out.
     """
-    await call.reserve(model, 1, units=1.0)
-    tokenizer = tokenizer_of(model, side)
+    words = Texts(tuple(body.analogy)) if body.analogy else Texts.one(body.token or "")
+    model = await call.model(body.model, "similar")
+    admitted = await call.reserve(model, 1, units=1.0)
+    tokenizer = tokenizer_of(model, body.side)
     ids = await call.tokenize(lambda: _read_tokens(tokenizer, words), words.texts)
     # For the cosines and their weighted sum.
     call.response_memory.reserve(2 * FLOAT_BYTES * len(ids) * model.manifest.limits.vocabulary)
 
     def convert(index: int, result: Compared) -> SimilarResult:
         scores = nearness(result.cosines, ids)[: len(tokenizer)]
-        nearest = best(scores, top_k, tokenizer.special_ids.union(ids))
+        nearest = best(scores, body.top_k, tokenizer.special_ids.union(ids))
         call.record_usage(model, call.timings([result.timings]), len(ids), 0)
         return SimilarResult(model.name, [Neighbour(id_, tokenizer.name(id_), float(scores[id_])) for id_ in nearest])
 
     engine_request = SimilarRequest(call.request_id, tuple(ids), call.deadline, call.caller)
-    (output,), _ = await call.submit(model, [engine_request]).gather(convert)
+    (output,), _ = await admitted.submit([engine_request]).gather(convert)
     return output
 
 
@@ -90,3 +114,14 @@ def best(scores: NDArray[np.float32], count: int, excluded: Collection[int]) -> 
     """Return the ids with the highest scores, best first; ties are ordered by id."""
     ranked = np.argsort(-scores, kind="stable")[: count + len(excluded)]
     return [id_ for id_ in ranked.tolist() if id_ not in excluded][:count]
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/similar",
+        find_similar,
+        SimilarResult,
+        errors=("model_not_found", "unsupported_task", *ENGINE_ERRORS),
+    ),
+)

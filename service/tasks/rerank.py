@@ -1,4 +1,8 @@
-"""POST /v1/rerank and /v2/rerank, with the fields of Cohere, Jina AI and vLLM."""
+"""POST /v1/rerank and /v2/rerank: the relevance of documents to a query, by a cross-encoder.
+
+The encoder reads the query and one document as a pair of texts, and returns one logit (Nogueira and
+Cho 2019, "Passage Re-ranking with BERT"). The fields are those of Cohere, Jina AI and vLLM.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,8 +21,11 @@ from sightline.service.body_fields import (
     list_schema,
     must_equal,
 )
-from sightline.service.inference.rerank import rerank
+from sightline.service.engine.request import Encoded
+from sightline.service.inference.labels import apply_function, function_of
 from sightline.service.inference.results import TimingsMs
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.source_encoding import encode_sources, read_sources
 
 DOCUMENTS = (
     "Documents to rank, as strings or as objects with the field `text`; SIGHTLINE_MAX_INPUTS can limit their number "
@@ -132,23 +139,37 @@ async def rerank_documents(call: Call, body: RerankBody) -> RerankResponse:
 
     The model reads the query and one document at a time as a pair of texts (a cross-encoder).
     """
-    result = await rerank(
-        call,
-        await call.model(body.model, "rerank"),
-        body.query,
-        body.documents,
-        raw_scores=body.raw_scores,
-        truncate=body.truncate,
-        max_document_tokens=body.max_tokens_per_doc,
-        instruction=body.instruction,
+    model = await call.model(body.model, "rerank")
+    function = function_of(model.manifest.label_kind, body.raw_scores)
+    documents = body.documents
+    if body.max_tokens_per_doc is not None:
+        await call.reserve(model, len(documents), field="documents")
+        documents = await _cut(call, model, documents, body.max_tokens_per_doc)
+    pairs = Texts((body.query,) * len(documents), second_texts=documents.texts)
+    admitted, sources = await read_sources(
+        call, model, pairs, "documents", truncate=body.truncate, instruction=body.instruction, partner="{query}"
     )
-    texts = body.documents.texts
-    results = [
-        RerankedDocument(rank.index, rank.score, RerankedText(texts[rank.index]) if body.return_documents else None)
-        for rank in result.ranking[: body.top_n]
-    ]
-    usage = RerankUsage(result.usage.input_tokens, result.usage.input_tokens)
-    return RerankResponse(f"rerank-{call.request_id}", "list", result.model, results, usage, result.timings_ms)
+
+    def convert(index: int, result: Encoded) -> RerankedDocument:
+        assert result.label_scores is not None
+        text = RerankedText(body.documents.texts[index]) if body.return_documents else None
+        return RerankedDocument(index, float(apply_function(result.label_scores, function)[0]), text)
+
+    scored, usage, timings = await encode_sources(admitted, sources, convert, return_labels=True)
+    # Ties keep the order of the request.
+    ranked = sorted(scored, key=lambda document: -document.relevance_score)[: body.top_n]
+    of_pairs = RerankUsage(usage.input_tokens, usage.input_tokens)
+    return RerankResponse(f"rerank-{call.request_id}", "list", model.name, ranked, of_pairs, timings)
+
+
+async def _cut(call: Call, model: ServedModel, documents: Texts, max_tokens: int) -> Texts:
+    """Cut each document after its first `max_tokens` tokens."""
+    tokenizer = model.source_tokenizer
+
+    def run() -> Texts:
+        return Texts(tuple(tokenizer.cut(text, max_tokens) for text in documents.texts))
+
+    return await call.tokenize(run, documents.texts)
 
 
 # Clients of version 2 of Cohere's API use the second path.

@@ -9,14 +9,9 @@ from sightline.service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, En
 from sightline.service.api.types import INPUTS, ModelName
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks
-from sightline.service.inference.generate import (
-    DoubtfulResult,
-    GenerateResult,
-    GenerateWarning,
-    parameters_for,
-)
+from sightline.service.inference.generate import DoubtfulResult, GenerateResult, GenerateWarning, parameters_for
 from sightline.service.inference.language_choice import generating_model
-from sightline.service.inference.sentence_splitting import generate_texts, sentence_warnings
+from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import NEUTRAL, GenerateParameters, given_parameters
 
@@ -86,13 +81,8 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
         parameters = parameters_for(model, given_parameters(parameters), stream=body.stream)
     if body.stream:
         events = await stream(call, model, body.inputs, parameters)
-        return EventStream(events, NativeEventEncoder(await sentence_warnings(call, model, body.inputs, parameters)))
-    result = await generate_texts(call, model, body.inputs, parameters, on_empty=body.on_empty)
-    if model.manifest.training_unit == "sentence":
-        warnings = await sentence_warnings(call, model, body.inputs, parameters)
-        if warnings:
-            return DoubtfulResult(**vars(result), warnings=list(warnings.values()))
-    return result
+        return EventStream(events, NativeEventEncoder(events.warnings))
+    return await generate_texts(call, model, body.inputs, parameters, on_empty=body.on_empty)
 
 
 class NativeEventEncoder:

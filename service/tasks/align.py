@@ -1,28 +1,96 @@
-"""Word alignment: links between the words of a target and the words of its source."""
+"""POST /v1/align: links between the words of a target and the words of its source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
 from sightline.base.bundle import AlignmentStep
 from sightline.base.text.words import Word
+from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
+from sightline.service.api.types import ONE_TARGET, Inputs, ModelName, check_targets
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import Texts
+from sightline.service.body_fields import NULL, RequestBody, field_error
 from sightline.service.engine.request import Generated
 from sightline.service.inference.attention import check_one_sequence
-from sightline.service.inference.call import Call
-from sightline.service.inference.generate import Decoding, check_parameters
-from sightline.service.inference.language_choice import choose_languages
+from sightline.service.inference.generate import Decoding, check_parameters, parameters_for
+from sightline.service.inference.language_choice import choose_languages, generating_model
 from sightline.service.inference.maps import MapWriter
 from sightline.service.inference.results import Outputs
 from sightline.service.inference.service import ServedModel
-from sightline.service.parameters import NEUTRAL, AttentionSelection, GenerateParameters
+from sightline.service.parameters import (
+    NEUTRAL,
+    AttentionSelection,
+    GenerateParameters,
+    HeadIndex,
+    Language,
+    given_parameters,
+)
 
 BYTES_PER_WORD = 600  # memory of a word of a response and of its link
+
+# The languages are fields of the body, so that they can be combined with `targets`.
+LANGUAGE_FIELDS = ("source_language", "target_language")
+
+
+class AlignBody(RequestBody):
+    model: ModelName = None
+    inputs: Inputs
+    targets: Annotated[
+        Inputs | None,
+        Field(
+            description="Target of each input, instead of generated text: one string, or a list as long as `inputs`."
+        ),
+    ] = None
+    step: Annotated[
+        AlignmentStep | None,
+        Field(
+            description="Decoder step whose weights belong to a target token: the one that writes it, or the one that "
+            "reads it. If absent, that of the model's `alignment`; `writes` with `layer`."
+        ),
+    ] = None
+    layer: Annotated[
+        HeadIndex | None,
+        Field(description="Layer of the cross-attention; -1 is the last. If absent, that of the model's `alignment`."),
+    ] = None
+    head: Annotated[
+        HeadIndex | None,
+        Field(
+            description="Head of the layer; -1 is the last. If absent, the mean over all heads of `layer`; without "
+            "`layer`, the heads of the model's `alignment`."
+        ),
+    ] = None
+    source_language: Language | None = None
+    target_language: Language | None = None
+    parameters: Annotated[
+        GenerateParameters, Field(description="Generation parameters; not allowed together with `targets`.")
+    ] = Field(default=NEUTRAL, json_schema_extra={"properties": {**ONE_TARGET, **dict.fromkeys(LANGUAGE_FIELDS, NULL)}})
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"inputs": "A dog runs."},
+                {"inputs": "A dog runs.", "targets": "Ein Hund rennt.", "layer": -1},
+                {"inputs": ["A dog runs.", "A cat."], "parameters": {"num_beams": 4}},
+            ],
+        }
+    )
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        for name in LANGUAGE_FIELDS:
+            if getattr(self.parameters, name) is not None:
+                message = f"parameters.{name} is not supported here: use {name} beside inputs."
+                raise field_error("unsupported_parameter", message, "parameters", name)
+        if self.targets is not None:
+            check_targets(self.inputs, self.targets)
+            if "parameters" in self.model_fields_set:
+                message = "parameters cannot be combined with targets: nothing is generated."
+                raise field_error("invalid_parameter", message, "parameters")
+        return self
 
 
 @dataclass(frozen=True)
@@ -69,33 +137,29 @@ class AlignResult(Outputs):
     outputs: Annotated[list[AlignOutput], Field(description="One output for each input, in order.")]
 
 
-async def align(
-    call: Call,
-    model: ServedModel,
-    inputs: Texts,
-    targets: Texts | None = None,
-    *,
-    parameters: GenerateParameters = NEUTRAL,
-    step: AlignmentStep | None = None,
-    layer: int | None = None,
-    head: int | None = None,
-    source_language: str | None = None,
-    target_language: str | None = None,
-) -> AlignResult:
-    """Return the word alignment of each input with its target; without targets, they are generated.
+async def align_words(call: Call, body: AlignBody) -> AlignResult:
+    """Align the words of each input with the words of its translation.
 
-    A target word is linked to the source word to which it pays most attention in the selected layer
-    and heads, see `_choose_heads`. The weights of words are those of `merge_weights`. The default
-    `step` is that of the model's alignment, but with a layer the step that writes a target token.
+    Without `targets`, the model translates the inputs. Each word of the target is linked to the
+    source word with the largest weight in the cross-attention of the chosen layer and heads.
     """
-    chosen_layer, heads = _choose_heads(call, model, layer, head)
+    named = body.source_language, body.target_language
+    if named != (None, None):
+        model = await generating_model(call, body.model, *named)
+    else:
+        model = await call.model(body.model, default_for="generate")
+    parameters = NEUTRAL
+    if body.targets is None and "generate" in model.manifest.tasks:
+        parameters = parameters_for(model, given_parameters(body.parameters))
+    layer, heads = _choose_heads(call, model, body.layer, body.head)
+    step = body.step
     if step is None:
-        step = model.manifest.alignment_heads[0] if layer is None else "writes"
+        step = model.manifest.alignment_heads[0] if body.layer is None else "writes"
     await call.model(model.name, "generate")  # rejects other models
-    languages = choose_languages(model, source_language, target_language)
+    languages = choose_languages(model, *named)
     check_one_sequence(parameters, "alignment")
-    check_parameters(model, parameters, len(inputs))
-    selection = AttentionSelection(kinds=["cross"], layers=[chosen_layer], heads=heads, reduce="mean", units="words")
+    check_parameters(model, parameters, len(body.inputs))
+    selection = AttentionSelection(kinds=["cross"], layers=[layer], heads=heads, reduce="mean", units="words")
     maps = MapWriter(call, model, selection)
     decoding = Decoding(call, model, parameters, languages, maps)
 
@@ -111,13 +175,13 @@ async def align(
             links,
             " ".join([f"{source}-{word}" for source, word, _ in links]),
             step,
-            chosen_layer,
+            layer,
             heads[0] if len(heads) == 1 else None,
             heads,
         )
 
     try:
-        await decoding.read(inputs, targets)
+        await decoding.read(body.inputs, body.targets)
         num_target_tokens = sum([len(request.target_prefix) - request.num_forced for request in decoding.requests])
         call.response_memory.reserve(BYTES_PER_WORD * (decoding.num_input_tokens + num_target_tokens))
         return AlignResult(model.name, *await decoding.run(convert))
@@ -168,3 +232,6 @@ def strongest_links(weights: NDArray[np.float32]) -> list[Link]:
 
 def _aligned_words(words: Sequence[Word]) -> list[AlignedWord]:
     return [AlignedWord(word.text, word.start, word.end) for word in words]
+
+
+ENDPOINTS = (Endpoint("POST", "/v1/align", align_words, AlignResult, errors=OUTPUT_ERRORS),)

@@ -1,27 +1,62 @@
-"""Filling masks: the most probable tokens at the places that a text leaves open."""
+"""POST /v1/fill-mask: the most probable tokens at the places that a text leaves open."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
+from sightline.service.api.types import Inputs, ModelName
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import Texts
+from sightline.service.body_fields import RequestBody
 from sightline.service.engine.request import Encoded
-from sightline.service.inference.call import Call, Ids
-from sightline.service.inference.classify import apply_function
+from sightline.service.inference.call import Ids
+from sightline.service.inference.labels import apply_function
 from sightline.service.inference.results import BYTES_PER_TOKEN, FLOAT_BYTES, Outputs
-from sightline.service.inference.service import ServedModel
 from sightline.service.inference.source_encoding import encode_sources, read_sources
-from sightline.service.inference.tokens import only_id
+from sightline.service.tasks.tokens import only_id
 
 MAX_MASKS = 16  # of one input
 BYTES_PER_SCORE = 3 * FLOAT_BYTES  # a logit, and its probability in float64
 BYTES_PER_CHARACTER = 8  # of a text in a response, and of its JSON
+
+Target = Annotated[str, Field(min_length=1, max_length=256)]
+TopK = Annotated[int, Field(ge=1, le=100, description="Number of tokens for each mask.")]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Targets = Annotated[
+    list[Target],
+    BeforeValidator(_as_list, json_schema_input_type=Target | list[Target]),
+    Field(
+        min_length=1,
+        max_length=1024,
+        description="Words to choose from, or names of tokens in the vocabulary. Each must be one token.",
+    ),
+]
+
+
+class FillMaskBody(RequestBody):
+    model: ModelName = None
+    inputs: Inputs
+    top_k: TopK = 5
+    targets: Targets | None = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"inputs": "A dog [MASK] in the park."},
+                {"inputs": ["A dog [MASK] in the park."], "targets": ["runs", "sleeps"], "top_k": 1},
+            ]
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -49,21 +84,20 @@ class FillMaskResult(Outputs):
     outputs: Annotated[list[FillMaskOutput], Field(description="One output for each input, in order.")]
 
 
-async def fill_mask(
-    call: Call, model: ServedModel, inputs: Texts, *, top_k: int = 5, targets: Sequence[str] | None = None
-) -> FillMaskResult:
-    """Return the most probable tokens for each mask, as the pipeline of Transformers does.
+async def fill_masks(call: Call, body: FillMaskBody) -> FillMaskResult:
+    """Find the most probable tokens for the masks of each input.
 
-    A mask is the name of the model's mask token in a text. `targets` are the tokens to choose from.
+    A mask is the name of the model's mask token, such as `[MASK]` or `<mask>`.
     """
+    model, inputs = await call.model(body.model, "fill-mask"), body.inputs
     manifest, tokenizer = model.manifest, model.source_tokenizer
     mask_id = manifest.tokens.mask_id
     assert mask_id is not None, "a model with this task has a mask token"
-    allowed = None if targets is None else _read_targets(tokenizer, targets)
-    sources = await read_sources(call, model, inputs, mask_id=mask_id)
+    allowed = None if body.targets is None else _read_targets(tokenizer, body.targets)
+    admitted, sources = await read_sources(call, model, inputs, mask_id=mask_id)
     places = [tuple(index for index, id_ in enumerate(source) if id_ == mask_id) for source in sources]
     vocabulary = min(len(tokenizer), manifest.limits.vocabulary)
-    num_found = min(top_k, vocabulary if allowed is None else len(allowed))
+    num_found = min(body.top_k, vocabulary if allowed is None else len(allowed))
     for index, (text, positions) in enumerate(zip(inputs.texts, places, strict=True)):
         if not 1 <= len(positions) <= MAX_MASKS:
             message = (
@@ -85,7 +119,7 @@ async def fill_mask(
             ),
         )
 
-    return FillMaskResult(model.name, *await encode_sources(call, model, sources, convert, predicted=places))
+    return FillMaskResult(model.name, *await encode_sources(admitted, sources, convert, predicted=places))
 
 
 def _read_targets(tokenizer: TextTokenizer, targets: Sequence[str]) -> list[int]:
@@ -124,3 +158,6 @@ def fill(
             tokens.append(FilledToken(id_, text, float(scores[id_]), sequence))
         masks.append(tokens)
     return masks
+
+
+ENDPOINTS = (Endpoint("POST", "/v1/fill-mask", fill_masks, FillMaskResult, errors=TASK_ERRORS),)

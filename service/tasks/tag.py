@@ -1,4 +1,4 @@
-"""Token classification: labeled tokens of texts, merged into entities with character ranges."""
+"""POST /v1/tag: labeled tokens of texts, merged into entities with character ranges."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,20 +6,50 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from sightline.base.text.tokenizer import TextTokenizer, TokenSpan
-from sightline.service.body_fields import Texts
+from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
+from sightline.service.api.types import Inputs, ModelName, Truncate
+from sightline.service.body_fields import RequestBody
 from sightline.service.engine.request import Encoded
-from sightline.service.inference.call import Call, Ids
-from sightline.service.inference.classify import apply_function
+from sightline.service.inference.call import Ids
+from sightline.service.inference.labels import apply_function
 from sightline.service.inference.results import Outputs
-from sightline.service.inference.service import ServedModel
 from sightline.service.inference.source_encoding import encode_sources, read_sources
-from sightline.service.inference.tokens import BYTES_PER_SPAN
+from sightline.service.tasks.tokens import BYTES_PER_SPAN
 
 Aggregation = Literal["none", "simple"]
 OUTSIDE = ("O",)  # label of tokens that belong to no entity
+
+AggregationName = Annotated[
+    Aggregation,
+    Field(
+        description="`simple` merges adjacent tokens with the same label, whose prefixes B- and I- mark the first and "
+        "the further tokens of an entity; `none` returns each token."
+    ),
+]
+IgnoreLabels = Annotated[
+    list[Annotated[str, Field(max_length=128)]],
+    Field(max_length=1024, fail_fast=True, description="Labels of entities that are left out."),
+]
+
+
+class TagBody(RequestBody):
+    model: ModelName = None
+    inputs: Inputs
+    aggregation: AggregationName = "simple"
+    ignore_labels: IgnoreLabels = Field(default=list(OUTSIDE))
+    truncate: Truncate = False
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"inputs": "A dog runs in Berlin."},
+                {"inputs": ["A dog runs in Berlin."], "aggregation": "none", "ignore_labels": []},
+            ]
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -68,18 +98,11 @@ class LabeledToken:
     end: int
 
 
-async def tag(
-    call: Call,
-    model: ServedModel,
-    inputs: Texts,
-    *,
-    aggregation: Aggregation = "simple",
-    ignore_labels: Sequence[str] = OUTSIDE,
-    truncate: bool = False,
-) -> TagResult:
-    """Return the entities of each input without `ignore_labels`; see `merge_tokens`."""
-    tokenizer, texts = model.source_tokenizer, inputs.texts
-    sources = await read_sources(call, model, inputs, truncate=truncate)
+async def tag_texts(call: Call, body: TagBody) -> TagResult:
+    """Find the entities of each input, with their positions in the text."""
+    model, texts = await call.model(body.model, "tag"), body.inputs.texts
+    tokenizer, labels = model.source_tokenizer, model.manifest.labels
+    admitted, sources = await read_sources(call, model, body.inputs, truncate=body.truncate)
     num_tokens = sum(map(len, sources))
     call.response_memory.reserve(BYTES_PER_SPAN * num_tokens)
 
@@ -90,11 +113,11 @@ async def tag(
 
     def convert(index: int, result: Encoded) -> TagOutput:
         assert result.label_scores is not None
-        tokens = label_tokens(spans[index], result.label_scores, model.manifest.labels)
-        entities = merge_tokens(texts[index], tokens, aggregation)
-        return TagOutput(index, [entity for entity in entities if entity.label not in ignore_labels])
+        tokens = label_tokens(spans[index], result.label_scores, labels)
+        entities = merge_tokens(texts[index], tokens, body.aggregation)
+        return TagOutput(index, [entity for entity in entities if entity.label not in body.ignore_labels])
 
-    return TagResult(model.name, *await encode_sources(call, model, sources, convert, return_labels=True))
+    return TagResult(model.name, *await encode_sources(admitted, sources, convert, return_labels=True))
 
 
 def spans_of(tokenizer: TextTokenizer, text: str, ids: Ids) -> list[TokenSpan]:
@@ -148,3 +171,6 @@ def _entity(text: str, tokens: Sequence[LabeledToken], label: str) -> Entity:
     start, end = tokens[0].start, tokens[-1].end
     score = sum(token.score for token in tokens) / len(tokens)
     return Entity(label, score, text[start:end].strip(), start, end, tokens[0].index)
+
+
+ENDPOINTS = (Endpoint("POST", "/v1/tag", tag_texts, TagResult, errors=TASK_ERRORS),)

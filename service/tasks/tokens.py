@@ -1,16 +1,18 @@
-"""Tokenization and detokenization with a model's tokenizers."""
+"""POST /v1/tokenize and /v1/detokenize, with a model's tokenizers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import Texts
-from sightline.service.inference.call import Call
+from sightline.service.api.endpoint import Call, Endpoint
+from sightline.service.api.types import Inputs, ModelName
+from sightline.service.api_errors import ApiError, ErrorCode
+from sightline.service.body_fields import MAX_INPUTS, RequestBody
 from sightline.service.inference.service import ServedModel
+from sightline.service.parameters import TokenId
 
 Side = Literal["source", "target"]
 
@@ -19,6 +21,30 @@ Side = Literal["source", "target"]
 MAX_TEXT_BYTES = 100_000
 BYTES_PER_SPAN = 450  # memory of one token of a response
 MAX_IDS = 100_000  # limits the text of a response to a few megabytes
+
+
+class TokenizeBody(RequestBody):
+    model: ModelName = None
+    inputs: Inputs
+    side: Annotated[Side, Field(description="Tokenizer to use.")] = "source"
+    add_special_tokens: Annotated[bool, Field(description="Add the special tokens that the model expects.")] = True
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog runs.", "side": "source"}]})
+
+
+class DetokenizeBody(RequestBody):
+    model: ModelName = None
+    ids: Annotated[
+        Annotated[
+            list[Annotated[list[TokenId], Field(fail_fast=True)]],
+            Field(max_length=MAX_INPUTS, fail_fast=True, json_schema_extra={"minItems": 1}),
+        ],
+        Field(description="Lists of token ids."),
+    ]
+    side: Annotated[Side, Field(description="Tokenizer to use.")] = "target"
+    skip_special_tokens: Annotated[bool, Field(description="Leave special tokens out of the texts.")] = True
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ids": [[5, 6, 2]], "side": "target"}]})
 
 
 @dataclass(frozen=True)
@@ -48,12 +74,15 @@ class DetokenizeResult:
     texts: Annotated[list[str], Field(description="Text of each list of ids, in order.")]
 
 
-async def tokenize(
-    call: Call, model: ServedModel, inputs: Texts, *, side: Side = "source", add_special_tokens: bool = True
-) -> TokenizeResult:
-    texts = inputs.texts
+async def tokenize_texts(call: Call, body: TokenizeBody) -> TokenizeResult:
+    """Split each input into tokens, each with its position in the text.
+
+    `start` and `end` count characters of the input as it was sent; special tokens have an empty
+    span.
+    """
+    model, texts = await call.model(body.model), body.inputs.texts
     await call.reserve(model, len(texts))
-    tokenizer = tokenizer_of(model, side)
+    tokenizer = tokenizer_of(model, body.side)
     num_bytes = sum(len(text.encode()) for text in texts)
     if num_bytes > MAX_TEXT_BYTES:
         message = f"The inputs have {num_bytes} bytes of text; a call tokenizes at most {MAX_TEXT_BYTES}."
@@ -62,7 +91,7 @@ async def tokenize(
     await call.reserve_tokens(num_bytes)
 
     def run() -> list[list[InputToken]]:
-        return [_tokens_of(tokenizer, text, add_special_tokens) for text in texts]
+        return [_tokens_of(tokenizer, text, body.add_special_tokens) for text in texts]
 
     outputs = await call.tokenize(run, texts)
     call.details["input_tokens"] = sum(map(len, outputs))
@@ -74,18 +103,11 @@ def _tokens_of(tokenizer: TextTokenizer, text: str, add_special_tokens: bool) ->
     return [InputToken(span.id, tokenizer.name(span.id), span.start, span.end, span.is_special) for span in spans]
 
 
-async def detokenize(
-    call: Call,
-    model: ServedModel,
-    ids: Sequence[Sequence[int]],
-    *,
-    side: Side,
-    skip_special_tokens: bool,
-    is_list: bool = True,
-) -> DetokenizeResult:
-    """Convert lists of token ids to texts; `is_list` is False for one flat list, for errors."""
+async def join_tokens(call: Call, body: DetokenizeBody) -> DetokenizeResult:
+    """Join token ids to texts."""
+    model, ids = await call.model(body.model), body.ids
     await call.reserve(model, len(ids), field="ids")
-    tokenizer = tokenizer_of(model, side)
+    tokenizer = tokenizer_of(model, body.side)
     if not ids:
         raise ApiError("empty_input", "It is an empty list.", field="ids")
     num_ids = sum(map(len, ids))
@@ -96,8 +118,8 @@ async def detokenize(
 
     def run() -> list[str]:
         for index, id_list in enumerate(ids):
-            _check_ids(id_list, len(tokenizer), f"ids[{index}]" if is_list else "ids")
-        return [tokenizer.decode(id_list, skip_special_tokens=skip_special_tokens) for id_list in ids]
+            _check_ids(id_list, len(tokenizer), f"ids[{index}]")
+        return [tokenizer.decode(id_list, skip_special_tokens=body.skip_special_tokens) for id_list in ids]
 
     return DetokenizeResult(model.name, await call.tokenize(run, ids))
 
@@ -123,3 +145,10 @@ def only_id(ids: Sequence[int], field: str, index: int | None, advice: str = "")
 
 def tokenizer_of(model: ServedModel, side: Side) -> TextTokenizer:
     return model.source_tokenizer if side == "source" else model.target_tokenizer
+
+
+_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "empty_input", "response_too_large")
+ENDPOINTS = (
+    Endpoint("POST", "/v1/tokenize", tokenize_texts, TokenizeResult, errors=_ERRORS),
+    Endpoint("POST", "/v1/detokenize", join_tokens, DetokenizeResult, errors=_ERRORS),
+)

@@ -1,4 +1,4 @@
-"""Encoding: outputs of the last encoder layer, pooled or for each token."""
+"""POST /v1/encode: outputs of the last encoder layer, pooled or for each token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from sightline.base.bundle import Manifest, VectorPooling
+from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
+from sightline.service.api.types import Inputs, ModelName, PromptName, Truncate
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import Texts
+from sightline.service.body_fields import RequestBody, Texts
 from sightline.service.engine.request import Encoded
-from sightline.service.inference.call import Call
 from sightline.service.inference.dense import DenseLayer
 from sightline.service.inference.results import BYTES_PER_NUMBER, TimingsMs, Usage, check_size, numbers
 from sightline.service.inference.service import ServedModel
@@ -33,6 +34,32 @@ Embeddings = Annotated[
 ]
 
 
+class EncodeBody(RequestBody):
+    model: ModelName = None
+    inputs: Inputs
+    pooling: Annotated[
+        Pooling | None,
+        Field(
+            description="Reduction of the token vectors to one vector; `none` returns a vector for each token. The "
+            "model's own if absent, or `mean` if it has none."
+        ),
+    ] = None
+    normalize: bool | None = Field(
+        default=None,
+        description="Give each vector length 1. If absent, the model's own setting, or false if it has none or with "
+        "pooling `none`.",
+    )
+    prompt_name: PromptName = None
+    encoding: Annotated[
+        Encoding, Field(description="Encoding of the vectors: numbers, or base64 of little-endian float32.")
+    ] = "float"
+    truncate: Truncate = False
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": ["A dog runs."], "pooling": "mean", "normalize": True}]}
+    )
+
+
 @dataclass(frozen=True)
 class EncodeResult:
     """The embeddings of a call."""
@@ -47,47 +74,44 @@ class EncodeResult:
     timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
-async def embed_texts(
-    call: Call,
-    model: ServedModel,
-    inputs: Texts,
-    *,
-    pooling: Pooling | None = None,
-    normalize: bool | None = None,
-    encoding: Encoding = "float",
-    truncate: bool = False,
-    prompt_name: str | None = None,
-    dimensions: int | None = None,
-) -> EncodeResult:
+async def encode_texts(call: Call, body: EncodeBody) -> EncodeResult:
+    """Encode each input to vectors.
+
+    With pooling `none` an embedding has a row for each token, row-major, and `shapes` has the
+    numbers of rows and columns.
+    """
+    return await encode(call, body)
+
+
+async def encode(call: Call, body: EncodeBody, dimensions: int | None = None) -> EncodeResult:
     """Return the embedding of each input.
 
-    Args:
-        pooling: if None, that of the model, or "mean" if it has none.
-        normalize: scale vectors to length 1; if None, as the model's settings say, but not with
-            pooling "none".
-        dimensions: length of a pooled vector; that of the model if None.
+    `dimensions` is the length of a pooled vector; that of the model if None.
     """
+    model = await call.model(body.model, "encode")
     embedding = model.manifest.embedding
-    kind: Pooling = pooling or (embedding.pooling if embedding else "mean")
+    pooling: Pooling = body.pooling or (embedding.pooling if embedding else "mean")
+    normalize = body.normalize
     if normalize is None:
-        normalize = embedding is not None and embedding.normalize and kind != "none"
+        normalize = embedding is not None and embedding.normalize and pooling != "none"
     if dimensions is not None:
         _check_dimensions(dimensions, model)
-    sources = await read_sources(call, model, with_prompt(model.manifest, inputs, prompt_name), truncate=truncate)
+    texts = with_prompt(model.manifest, body.inputs, body.prompt_name)
+    admitted, sources = await read_sources(call, model, texts, truncate=body.truncate)
     num_numbers = model.embedding_size * len(sources)
-    if kind == "none":
+    if pooling == "none":
         num_numbers = model.hidden_size * sum(map(len, sources))
     check_size("embeddings", num_numbers, "Send fewer inputs.")
-    call.response_memory.reserve(num_numbers * BYTES_PER_NUMBER[encoding])
+    call.response_memory.reserve(num_numbers * BYTES_PER_NUMBER[body.encoding])
 
     def convert(index: int, result: Encoded) -> NDArray[np.float32]:
-        return pool(result.hidden, kind, normalize, model.dense, dimensions)
+        return pool(result.hidden, pooling, normalize, model.dense, dimensions)
 
-    vectors, usage, timings = await encode_sources(call, model, sources, convert)
+    vectors, usage, timings = await encode_sources(admitted, sources, convert)
     return EncodeResult(
         model.name,
-        [numbers(vector, encoding) for vector in vectors],
-        [(vector.shape[0], vector.shape[1]) for vector in vectors] if kind == "none" else None,
+        [numbers(vector, body.encoding) for vector in vectors],
+        [(vector.shape[0], vector.shape[1]) for vector in vectors] if pooling == "none" else None,
         vectors[0].shape[-1],
         usage,
         timings,
@@ -153,3 +177,6 @@ def pool(
         lengths = np.linalg.norm(pooled, axis=-1, keepdims=True)
         pooled = np.divide(pooled, lengths, out=np.zeros_like(pooled), where=lengths > 0)
     return pooled
+
+
+ENDPOINTS = (Endpoint("POST", "/v1/encode", encode_texts, EncodeResult, errors=OUTPUT_ERRORS),)

@@ -1,5 +1,6 @@
-"""POST /v1/score."""
+"""POST /v1/score: log-probabilities of given targets."""
 
+from dataclasses import dataclass
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -8,9 +9,11 @@ from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName, check_targets
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import RequestBody
-from sightline.service.inference.language_choice import generating_model
-from sightline.service.inference.score import ScoreResult, score
-from sightline.service.parameters import HiddenSourceTokens, Language, TopLogprobs
+from sightline.service.engine.request import Generated
+from sightline.service.inference.generate import Decoding, output_token, without_forced
+from sightline.service.inference.language_choice import choose_languages, generating_model
+from sightline.service.inference.results import DecoderOutputs, OutputTokens
+from sightline.service.parameters import NEUTRAL, HiddenSourceTokens, Language, TopLogprobs
 
 
 class ScoreBody(RequestBody):
@@ -39,6 +42,22 @@ class ScoreBody(RequestBody):
         return self
 
 
+@dataclass(frozen=True)
+class ScoreOutput:
+    """The score of one target."""
+
+    index: Annotated[int, Field(description="Index of the input.")]
+    score: Annotated[float, Field(description="Sum of the log-probabilities of all tokens, the end token included.")]
+    tokens: Annotated[OutputTokens, Field(description="Tokens of the target, the end token last.")]
+
+
+@dataclass(frozen=True)
+class ScoreResult(DecoderOutputs):
+    """The scores of a call."""
+
+    outputs: Annotated[list[ScoreOutput], Field(description="One output for each input, in order.")]
+
+
 async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
     """Score the target of each input.
 
@@ -51,16 +70,17 @@ async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
             raise
         message = error.text.replace("do the task generate", "score targets, which needs the task generate")
         raise ApiError(error.code, message, field=error.field) from None
-    return await score(
-        call,
-        model,
-        body.inputs,
-        body.targets,
-        top_logprobs=body.top_logprobs,
-        source_language=body.source_language,
-        target_language=body.target_language,
-        hidden_source_tokens=body.hidden_source_tokens,
-    )
+    languages = choose_languages(model, body.source_language, body.target_language)
+    overrides = {"top_logprobs": body.top_logprobs, "hidden_source_tokens": body.hidden_source_tokens}
+    decoding = Decoding(call, model, NEUTRAL.model_copy(update=overrides), languages)
+    await decoding.read(body.inputs, body.targets)
+
+    def convert(index: int, result: Generated) -> ScoreOutput:
+        target = without_forced(decoding.requests[index], result.targets[0])
+        tokens = [output_token(model.target_tokenizer, token) for token in target.tokens]
+        return ScoreOutput(index, sum([token.logprob for token in tokens]), tokens)
+
+    return ScoreResult(model.name, *await decoding.run(convert))
 
 
 ENDPOINTS = (Endpoint("POST", "/v1/score", score_targets, ScoreResult, errors=PARAMETER_ERRORS),)

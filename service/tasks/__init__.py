@@ -1,0 +1,1 @@
+"""The operations: each file has the body, result, function and endpoint of one of them."""
