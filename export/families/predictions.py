@@ -4,6 +4,7 @@ They score all tokens of the vocabulary at a position of the text: a dense layer
 normalization, and the product with the table of embeddings.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -60,6 +61,8 @@ def with_predictions(model: Description, config: Config, tensors: Tensors) -> De
     """
     architecture = next(iter(config.get("architectures", None) or ()), "")
     modules = _MODULES.get(model.family)
+    if architecture.endswith(("ForMaskedLM", "ForPreTraining")) and config.boolean("tie_word_embeddings", True):
+        _name_table(model.family, f"{(modules or _BERT).output}.weight", tensors)
     if modules is None or not architecture.endswith("ForMaskedLM") or f"{modules.dense}.weight" not in tensors:
         return model
     stack = model.encoder_stack
@@ -68,8 +71,6 @@ def with_predictions(model: Description, config: Config, tensors: Tensors) -> De
         activation=modules.activation or stack.feed_forward.activation,
         is_tied=config.boolean("tie_word_embeddings", True),
     )
-    if predictions.is_tied:
-        _name_table(model.family, f"{modules.output}.weight", tensors)
     if model.family == "modernbert":
         predictions = replace(
             predictions,
@@ -84,7 +85,7 @@ def with_predictions(model: Description, config: Config, tensors: Tensors) -> De
 def _name_table(family: str, projection: str, tensors: Tensors) -> None:
     """Give the table of embeddings its name if it is stored as the projection alone."""
     table = "tok_embeddings.weight" if family == "modernbert" else "word_embeddings.weight"
-    stored = [name.partition("embeddings.")[0] for name in tensors.names if "embeddings." in name]
+    stored = [name.partition("embeddings.")[0] for name in tensors.names if re.search(r"\bembeddings\.", name)]
     if stored and projection in tensors.names and not any(name.endswith(table) for name in tensors.names):
         tensors.rename(projection, f"{stored[0]}embeddings.{table}")
 

@@ -43,6 +43,7 @@ _READ_BY_ALL = (
     "num_hidden_layers", "per_layer_config", "quantization_config*", "rope_parameters",
     "rope_scaling", "sliding_window", "use_bidirectional_attention",
 )  # fmt: skip
+_DEFAULTS = {"use_bidirectional_attention": False}  # of those whose default is not null
 _TRANSFORMERS = [5, 23]
 
 FAMILIES_BY_KIND: Mapping[str, tuple[Family, ...]] = {
@@ -162,8 +163,8 @@ def pass_over_unread(config: Config, ignored: Sequence[str] = ()) -> list[str]:
     version = [int(part) for part in re.findall(r"\d+", str(config.get("transformers_version", "")))[:2]]
     reads_any = "auto_map" in config or version > _TRANSFORMERS
     passed = [name for name, value in unread.items() if not (reads_any or _may_be_read(name, value))]
-    nulls = (name for name, value in unread.items() if value is None)
-    config.ignore(*map(glob.escape, (*nulls, *passed, *ignored)))
+    defaults = (name for name, value in unread.items() if value in (None, _DEFAULTS.get(name)))
+    config.ignore(*map(glob.escape, (*defaults, *passed, *ignored)))
     stated = {name: unread[name] for name in (*passed, *ignored) if unread[name] is not None}
     return [f"config.json has keys that do not change the model and are ignored: {first_of(stated)}"] if stated else []
 

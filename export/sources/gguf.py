@@ -89,6 +89,8 @@ class GgufFile:
         metadata: dict[str, Any] = {}
         for _ in range(num_keys):
             key = self._string(file)
+            if key in metadata:
+                raise self._invalid(f"its header has the key {key[:40]!r} twice")
             metadata[key] = self._value(file, *self._unpack(file, "<I"))
         listed, encodings = [], dict[int, GGMLQuantizationType | None]()
         for _ in range(num_tensors):
@@ -107,6 +109,8 @@ class GgufFile:
             if not shape or 0 in shape or shape[-1] % GGML_QUANT_SIZES[encoding][0]:
                 raise self._invalid(f"the rows of {name} are not whole blocks of {GGML_QUANT_SIZES[encoding][0]}")
             listed.append((name, GgufTensor(shape, encoding, offset)))
+        if len(dict(listed)) < len(listed):
+            raise self._invalid("two of its tensors have the same name")
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1:
             raise self._invalid(f"general.alignment must be an integer of at least 1, got {str(alignment)[:40]!r}")
@@ -204,6 +208,8 @@ def convert(source: Path, folder: Path) -> Provenance:
     assumed = {key.format(architecture): text for key, text in _ASSUMED.items()}
     if settings.text("tokenizer.ggml.model") == "gpt2":
         assumed |= {_PATTERN: f"texts are split into words as those of {architecture} are"}
+    if f"{architecture}.rope.scaling.factor" in settings:
+        assumed[f"{architecture}.rope.scaling.type"] = "positions are scaled linearly"
     notes = [f"{source} has no {key}: {text}, it is assumed" for key, text in assumed.items() if key not in settings]
     if _PATTERN in assumed and settings.get(_PATTERN, "") == "default":
         notes.append(
@@ -269,7 +275,8 @@ def _rope(settings: Config, architecture: str, gguf: GgufFile, head_size: int) -
     start = f"{architecture}.rope"
     base = settings.number(f"{start}.freq_base", 10000.0, above=1)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
-    kind = settings.text(f"{start}.scaling.type", "none")
+    # Without a type, llama.cpp scales linearly.
+    kind = settings.text(f"{start}.scaling.type", "linear" if f"{start}.scaling.factor" in settings else "none")
     settings.ignore(f"{start}.scaling.finetuned")
     if kind in ("linear", "yarn"):
         rope |= {"rope_type": kind, "factor": settings.number(f"{start}.scaling.factor")}

@@ -209,11 +209,14 @@ class Config:
         return self._sections.setdefault(key, Config(value, f"{self._file}: {key}"))
 
     def neutral(self, key: str, *values: Any) -> None:
-        """Check that a key that would change the outputs is absent or has one of these values."""
+        """Check that a key that would change the outputs is absent or has one of these values.
+
+        Where false, 0 or nothing is one of them, null is as well.
+        """
         self._known.add(key)
-        if key not in self._values:
+        value = self._values.get(key)
+        if key not in self._values or (value is None and not all(values)):
             return
-        value = self._values[key]
         if not any(_is_same(value, expected) for expected in values):
             raise ImportFailedError(
                 f"{self._file}: {key} is {_shown(value)}, which is not supported; supported: "

@@ -71,7 +71,7 @@ async def generate_text(call: Call, body: PromptBody) -> GeneratedPart | EventSt
     response = OllamaResponse(call, model, body, lambda text: {"response": text})
     if not body.inputs:
         return cast(GeneratedPart, response.loaded())
-    prompt = _prompt(model, body)
+    prompt = _prompt(model, body, check_blank(body.inputs))
     return cast(GeneratedPart | EventStream, await response.of(prompt, continues=isinstance(prompt, Texts)))
 
 
@@ -89,16 +89,15 @@ async def chat(call: Call, body: DialogueBody) -> DialoguePart | EventStream:
     return cast(DialoguePart | EventStream, await response.of(prompt_of(model, body.inputs), continues=continues))
 
 
-def _prompt(model: ServedModel, body: PromptBody) -> Texts | Prompt:
-    check_blank(body.inputs)
+def _prompt(model: ServedModel, body: PromptBody, text: str) -> Texts | Prompt:
     template = model.manifest.chat
     if template is not None and not body.raw:
         system = [body.system] if body.system else []
-        return apply_chat_template(template, system, [("user", body.inputs)], model.source_tokenizer)
+        return apply_chat_template(template, system, [("user", text)], model.source_tokenizer)
     if body.system:
         reason = "It cannot be combined with raw: true." if template else f"{model.name} has no chat template."
         raise ApiError("unsupported_parameter", f"{reason} Leave it out.", path="system")
-    return Texts.one(body.inputs).as_prompts()
+    return Texts.one(text).as_prompts()
 
 
 def check_blank(text: str) -> str:

@@ -100,6 +100,8 @@ class OllamaBody(RequestBody):
     keep_alive: Ignored[float | str] = None
     format: Annotated[Any, must_equal("")] = None
     think: Annotated[Any, must_equal(False)] = None
+    truncate: Ignored[bool] = None
+    shift: Ignored[bool] = None
 
     @property
     def is_streamed(self) -> bool:
@@ -113,10 +115,10 @@ class OllamaBody(RequestBody):
 
 
 class PromptBody(OllamaBody):
-    inputs: str = Field(
-        default="",
+    inputs: str | None = Field(
+        default=None,
         alias="prompt",
-        description="Prompt; an empty one only loads the model.",
+        description="Prompt; without one, or with an empty one, the model is only loaded.",
         json_schema_extra={"pattern": f"^$|{NOT_BLANK}"},
     )
     system: str | None = Field(default=None, description="System message; only for models with a chat template.")
@@ -219,15 +221,22 @@ class OllamaEmbeddingBody(RequestBody):
 
 
 class ShowBody(RequestBody):
-    model: RequiredModel | None = None
-    name: RequiredModel | None = Field(default=None, description="Older name of `model`.")
+    """Name of a model. Ollama's own client sends all fields, most of them empty."""
+
+    model: Annotated[str, Field(max_length=128)] | None = Field(
+        default=None, description="Name of the model; the tag `:latest` may follow it."
+    )
+    name: Annotated[str, Field(max_length=128)] | None = Field(default=None, description="Older name of `model`.")
     verbose: Ignored[bool] = None
+    system: Annotated[Any, must_equal("")] = None
+    template: Annotated[Any, must_equal("")] = None
+    options: Ignored[DecodingOptions] = None
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "multi30k-en-de"}]})
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
-        if self.model is None and self.name is None:
+        if not (self.model or self.name):
             raise field_error("invalid_parameter", "It is required.", "model")
         return self
 

@@ -25,7 +25,10 @@ TITLES: dict[MapKind, str] = {
 
 _MARKS = {" ": "␣", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
 # All but whitespace and characters without width; `visible` of the page does the same.
-_VISIBLE = re.compile("[^\\s\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
+_VISIBLE = re.compile(
+    "[^\\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
+)
 
 
 def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: View) -> AttentionSelection:

@@ -45,7 +45,9 @@ export function button(text, onClick, properties = {}) {
 }
 
 const MARKS = { " ": "␣", "\n": "\\n", "\t": "\\t", "\r": "\\r" };
-const VISIBLE = /[^\s\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]/;
+// All but whitespace, control characters, marks without width of their own, and fillers.
+const VISIBLE = new RegExp(String.raw`[^\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e`
+  + String.raw`\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\u{e0000}-\u{e0fff}]`, "u");
 
 /** Return a token, with marks for its characters if all of them are invisible. */
 export const visible = text => VISIBLE.test(text) ? text

@@ -358,6 +358,9 @@ def test_tokens_of_invisible_characters_have_marks_as_labels(open_page: OpenPage
         " \t": r"␣\t",
         "\xa0": r"\u00a0",
         "\u200b": r"\u200b",
+        "\u2800": r"\u2800",
+        "\ufe0f": r"\ufe0f",
+        "\x01": r"\u0001",
         "": "",
     }
     visible = "async tokens => { const { visible } = await import('MODULE'); return tokens.map(visible); }"

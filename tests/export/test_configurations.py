@@ -98,6 +98,8 @@ def test_a_refusal_names_the_reason(config: object, reason: str, tmp_path: Path)
         ("google-bert--bert-base-uncased", {"xla_device": None, "max_sequence_length": 9, "directionality": "uni"}),
         ("sentence-transformers--all-MiniLM-L6-v2", {"matryoshka_dimensions": [64], "is_matryoshka": True}),
         ("openai-community--gpt2", {"eos_token_ids": [1], "not_there": None, "transformers_version": None}),
+        ("openai-community--gpt2", {"is_encoder_decoder": None, "add_cross_attention": None}),
+        ("openai-community--gpt2", {"use_bidirectional_attention": False}),
         ("mistralai--Mistral-7B-Instruct-v0.3", {"attention_bias": False}),
         ("mistralai--Mistral-7B-Instruct-v0.3", {"rope_scaling": {"type": "default", "factor": 8.0, "note": "x"}}),
         ("albert--albert-base-v2", {"gap_size": 1}),

@@ -257,6 +257,16 @@ def test_missing_metadata_are_an_error_or_a_stated_assumption(tmp_path: Path) ->
     assert note.endswith("tokenizer.ggml.pre default: texts are split into words as those of GPT-2 are, it is assumed")
     with pytest.raises(ImportFailedError, match=r"no tokenizer.ggml.pre, so that it is not known how texts are split"):
         convert(write_gguf(path, llama, ""), tmp_path)
+    (tmp_path / "linear").mkdir()
+    path.write_bytes(
+        write_gguf(path, random_model(MODELS["llama-linear"]))
+        .read_bytes()
+        .replace(b"llama.rope.scaling.type", b"general.rope.scaling.ty")
+    )
+    *_, note = convert(path, tmp_path / "linear").notes
+    assert note.endswith("no llama.rope.scaling.type: positions are scaled linearly, it is assumed")
+    config = json.loads((tmp_path / "linear" / "config.json").read_text(encoding="utf-8"))
+    assert config["rope_parameters"] == {**ROPE, "rope_type": "linear", "factor": 2.0}
     path.write_bytes(write_gguf(path, llama, "llama-bpe").read_bytes().replace(b"bos_", b"box_"))
     with pytest.raises(ImportFailedError, match=r"no tokenizer.ggml.bos_token_id, but its texts start with this token"):
         convert(path, tmp_path)
@@ -311,6 +321,19 @@ def test_another_tokenizer_or_architecture_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"llama", b"lamma"))
     with pytest.raises(ImportFailedError, match="has the architecture 'lamma', and supported are llama, qwen2, qwen3"):
         convert(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [(b"llama.block_count", "has the key 'llama.block_count' twice"), (b"blk.0.attn_k", "tensors have the same name")],
+)
+def test_a_name_that_is_there_twice_is_an_error(name: bytes, message: str, tmp_path: Path) -> None:
+    other = {b"llama.block_count": b"llama.block_COUNT", b"blk.0.attn_k": b"blk.1.attn_k"}[name]
+    changes: dict[str, Any] = {"llama.block_COUNT": 2}
+    path = write_gguf(tmp_path / "model.gguf", random_model(MODELS["llama"]), **changes)
+    path.write_bytes(path.read_bytes().replace(other, name, 1))
+    with pytest.raises(ImportFailedError, match=message):
+        GgufFile(path)
 
 
 def test_other_factors_of_frequencies_are_an_error(tmp_path: Path) -> None:

@@ -136,6 +136,23 @@ def test_a_table_that_is_stored_as_the_projection_alone(name: str, tmp_path: Pat
     assert_equals_transformers(import_folder(tmp_path), model, random_texts(model, [4]))
 
 
+@pytest.mark.parametrize(
+    ("name", "architecture", "decoder", "table"),
+    [
+        ("bert", "BertForPreTraining", "cls.predictions.decoder", "bert.embeddings.word_embeddings.weight"),
+        ("albert", "AlbertForPreTraining", "predictions.decoder", "albert.embeddings.word_embeddings.weight"),
+        ("deberta-v2", "DebertaV2ForMaskedLM", "cls.predictions.decoder", "deberta.embeddings.word_embeddings.weight"),
+    ],
+)
+def test_a_table_that_is_stored_as_the_projection_of_a_head_that_is_not_used(
+    name: str, architecture: str, decoder: str, table: str, tmp_path: Path
+) -> None:
+    model = ENCODERS[name].save(tmp_path, architecture)
+    stored = load_file(tmp_path / "model.safetensors")[table]
+    change_tensors(tmp_path, **{f"{decoder}.weight": stored, table: None})
+    assert_equals_transformers(import_folder(tmp_path), model, random_texts(model, [4]))
+
+
 @pytest.mark.parametrize("name", DECODER)
 def test_a_table_that_is_stored_twice_must_have_the_same_values(name: str, tmp_path: Path) -> None:
     save(tmp_path, name)

@@ -5,7 +5,7 @@ them: whitespace, invisible characters, and the numbers of list items.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, zip_longest
 from unicodedata import category
 
 import sentencex
@@ -19,17 +19,32 @@ LANGUAGES_WITHOUT_SPACES = frozenset({"bo", "dz", "ja", "km", "lo", "my", "shn",
 # languages, and those that are words of another language. After others, a word in lower case tells.
 _IN_ALL = (
     "approx aprox avg bl.a ca cca cf d.w.z e.g esim excl exkl f.eks fig figs i.e i.p.v incl inkl insb insbes m.b.t "
-    "m.in max máx min mín nr o.a pp pág t.a.v t.ex versch vol vs zzgl św гл рис стр табл"
+    "m.in maks max máx min mín nr o.a pp pág t.a.v t.ex tel tlf versch vol vs zzgl św "
+    "бл гл макс мин мін рис стр табл тел"
 )
 _IN_SOME = {
     "": "",
-    "de": "durchschn ehem geb gest mind Tsd urspr",
-    "en": "ch chap ed eq esp est sect",
+    "bn": "ডা ড মো",
+    "de": "durchschn ehem entspr geb gest jährl mind staatl stellv Tsd urspr wiss",
+    "el": "Αγ αρ εικ καθ κεφ περ πίν σελ τηλ",
+    "en": "apt ch chap deg ed eq esp est Mx qty sect",
+    "es": "Cía Dña Profa",
     "fi": "tri",
-    "fr": "Dr env MM Me Mlle Mme no pag St Ste",
+    "fr": "bd Dr env févr janv juil MM Me Mgr Mlle Mme no pag Pr St Ste Sté",
+    "hi": "कु डॉ पं प्रो श्री",
+    "hu": "ifj kb özv Szt",
     "it": "pag",
-    "pl": "im ok rys str",
-    "ru": "им ок",
+    "nb": "kl",
+    "nl": "Ds gem Jhr Mw",
+    "no": "kl",
+    "pl": "al dr gen godz hr im inż ks mgr ok pl płk prof rys str ul woj",
+    "pt": "Av",
+    "ro": "bd bul dl dna dra jud mun nr pag Sf str",
+    "ru": "ген им обл оз ок пл",
+    "sv": "kl",
+    "tr": "Av Bkz Cad Doç Mah Ort Sn Sok Yrd",
+    "uk": "обл оз пл",
+    "vi": "BS GS PGS ThS TP Tp TS",
 }
 ABBREVIATIONS = {language: frozenset(f"{_IN_ALL} {words}".split()) for language, words in _IN_SOME.items()}
 # Languages in which `sentencex` ends a sentence after an initial, such as "J. Smith".
@@ -56,7 +71,15 @@ _COPIED_MARKER = re.compile(r"(\(?\d{1,3}(\.\d{1,3})*[.)]\.?|\(?([^\W\d_]|[ivxIV
 _CONTEXT = 64
 # What may follow the end of a sentence without whitespace: quotes, brackets, combining marks, and
 # what shows nothing.
-_CLOSING = re.compile(f"[\"'”’»›)\\]}}」』）】〉》\u0300-\u036f\u20e3{_SELECTORS}{re.escape(_BLANK)}]*")
+_CLOSING = re.compile(f"[\"'”’»›)\\]}}*_¹²³⁰⁴-⁹」』）】〉》\u0300-\u036f\u20e3{_SELECTORS}{re.escape(_BLANK)}]*")
+# Quotes, brackets and marks of emphasis, in which `sentencex` ends no sentence. It also takes the
+# apostrophe of "boys' dogs" and the inches of 5" for quotes. A slash hides them from it.
+_WRAPPING = re.compile("[\"“”„‟‘‚«»‹›()\\[\\]{}*_`¹²³⁰⁴-⁹]|(?<!\\w)['’]|['’](?!\\w)")
+# Marks of the ends of sentences that `sentencex` does not know in all languages.
+_MARKS = str.maketrans("។៕།༎", "。。。。")
+# An ordinal number in German, such as in "im 19. Jahrhundert", before a noun.
+_ORDINAL = re.compile(r"\b(?:[Dd](?:as|e[mnrs]|ie)|[Ii]m|[Aa]m|[Zz]u[mr]|[Bb]eim|[Vv]om|[Jj]ede[mnrs]?)\s\d{1,3}\Z")
+_NO_NOUN = re.compile(r"(?:D(?:as|e[mnrs]|ie)|E[rs]|Sie|Wir|Ihr|Ich|Eine?|Man|Im|Am|Und|Aber|Dann|Da|Danach)\b")
 # Scripts that write no space between words: Thai to Myanmar, Khmer, Kana, Bopomofo and Han.
 _UNSPACED = (
     "[\u0e00-\u109f\u1780-\u17ff\u19e0-\u19ff\u3040-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua9e0-\ua9ff"
@@ -68,7 +91,7 @@ _UNSPACED_MARK = re.compile("[。！？｡།༎။។៕][^\\w\\s]*\\Z")
 _UNSPACED_WORD, _UNSPACED_NEXT = re.compile(f"{_UNSPACED}[^\\w\\s]*\\Z"), re.compile(f"[^\\w\\s]*{_UNSPACED}")
 # The period or the dots at the end of a sentence, the word before them, and the next word.
 _DOTS = re.compile("(\\.+|…)[\"'”’»›)\\]]*\\Z")
-_LAST_WORD = re.compile(r"(\d\s?)?\b([^\W\d_]([\w.]*\w)?)\Z")
+_LAST_WORD = re.compile("(\\d\\s?)?\\b([^\\W\\d_]([\\w.\u0900-\u0dff]*[\\w\u0900-\u0dff])?)\\Z")
 _NEXT_WORD = re.compile(r"[^\w\s]*([^\W\d_])([^\W\d_]?)")
 _FIRST = re.compile(r"[^\W_]")
 # An abbreviation, such as a unit, also where sentences begin in lower case.
@@ -155,26 +178,26 @@ def _segments(text: str, language: str) -> Iterator[str]:
         while position < len(line):
             window = line[position : position + WINDOW_CHARACTERS]
             is_last = position + len(window) == len(line)
-            lengths = _segment_lengths(window, language)
+            ends = _segment_ends(window, language)
             if not is_last:
-                lengths.pop()  # the window may have cut this sentence
-            for length in lengths:
-                position += length
-                end = _sentence_end(line, start, position, language)
+                del ends[len(window)]  # the window may have cut this sentence
+            for length, is_wrapped in sorted(ends.items()):
+                end = _sentence_end(line, start, position + length, language, is_wrapped)
                 if end is not None:
                     yield line[start:end]
                     start = end
-            if not is_last and not lengths:  # the sentence continues beyond the window
-                position += len(window)
+            # Without an end, the sentence continues beyond the window.
+            position += max(ends, default=len(window))
         if start < len(line):
             yield line[start:]
 
 
-def _sentence_end(line: str, start: int, position: int, language: str) -> int | None:
+def _sentence_end(line: str, start: int, position: int, language: str, is_wrapped: bool) -> int | None:
     """Return the end of the sentence that `sentencex` ends at a position; None if it goes on there.
 
     In scripts with spaces, a sentence ends only before whitespace. Abbreviations end none.
-    `position` is the start of the next sentence, or of a part of this one.
+    `position` is the start of the next sentence, or of a part of this one. If it was found only
+    without quotes and brackets (`is_wrapped`), the next sentence must not begin in lower case.
     """
     if position <= start:
         return None
@@ -182,7 +205,7 @@ def _sentence_end(line: str, start: int, position: int, language: str) -> int | 
         return None
     end, before = position, line[max(start, position - _CONTEXT) : position]
     is_spaced = _WHITESPACE.search(before, len(before.rstrip(_BLANK))) is not None
-    if not is_spaced:
+    if not is_spaced or line[position : position + 1] in ("»", "›"):
         closing = _CLOSING.match(line, position, position + _CONTEXT)
         assert closing is not None, "it may be empty"
         if closing.end() == len(line):
@@ -190,10 +213,14 @@ def _sentence_end(line: str, start: int, position: int, language: str) -> int | 
         if space := _WHITESPACE.search(closing[0]):
             is_spaced, end = True, position + space.start()
             before += line[position:end]
+            if is_wrapped and not line[end : end + _CONTEXT].lstrip(_BLANK + "*_([\"'“„«")[:1].isupper():
+                return None
     before, after = before.rstrip(_BLANK), line[end : end + _CONTEXT].lstrip(_BLANK)
     if not is_spaced:
         is_between = _UNSPACED_WORD.search(before) and _UNSPACED_NEXT.match(after)
         return end if is_between or _UNSPACED_MARK.search(before) else None
+    if is_wrapped and not _DOTS.search(before) and (letter := _NEXT_WORD.match(after)) and letter[1].islower():
+        return None
     first = _FIRST.search(line, start, start + _CONTEXT)
     is_lower = first is not None and first[0] != first[0].title()
     return None if _goes_on(before, after, language, position - start <= _CONTEXT, is_lower) else end
@@ -208,6 +235,8 @@ def _goes_on(before: str, after: str, language: str, is_first: bool, is_lower: b
     dots = _DOTS.search(before)
     if dots is None:
         return False
+    if language == "de" and _ORDINAL.search(before, 0, dots.start()):
+        return _NEXT_WORD.match(after) is not None and not _NO_NOUN.match(after)
     if dots[1] == "." and (last := _LAST_WORD.search(before, 0, dots.start())):
         word, abbreviations = last[2], ABBREVIATIONS.get(language, ABBREVIATIONS[""])
         is_first = is_first and not has_letter(before[: last.start(2)])
@@ -219,14 +248,27 @@ def _goes_on(before: str, after: str, language: str, is_first: bool, is_lower: b
     return letters is not None and letters[1] != letters[1].title() and not letters[2].isupper()
 
 
+def _segment_ends(text: str, language: str) -> dict[int, bool]:
+    """Return the end of each sentence, with the whitespace after it; the last is that of the text.
+
+    The value is True for ends that are found only without quotes and brackets.
+    """
+    ends = dict.fromkeys(accumulate(_segment_lengths(text, language)), False)
+    if language not in LANGUAGES_WITHOUT_SPACES and _WRAPPING.search(text):
+        for end in accumulate(_segment_lengths(_WRAPPING.sub("/", text), language)):
+            ends.setdefault(end, True)
+    return ends
+
+
 def _segment_lengths(text: str, language: str) -> list[int]:
     """Return the number of characters of each sentence, with the whitespace around it.
 
     Version 1.0.32 of `sentencex` fails for some texts with whitespace of several bytes, so all
     whitespace is replaced by spaces. If it still fails, the text is one sentence.
     """
+    plain = _WHITESPACE.sub(" ", text).translate(_MARKS)
     try:
-        lengths = [len(segment) for segment in sentencex.segment(language, _WHITESPACE.sub(" ", text)) if segment]
+        lengths = [len(segment) for segment in sentencex.segment(language, plain) if segment]
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # the library cannot be asked for this class
             raise

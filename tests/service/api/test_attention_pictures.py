@@ -69,6 +69,9 @@ def test_tokens_of_invisible_characters_have_marks_as_labels(view: View) -> None
         "\r\n": r"\r\n",
         "\xa0": r"\u00a0",
         "\u200b": r"\u200b",
+        "\u2800": r"\u2800",
+        "\ufe0f": r"\ufe0f",
+        "\x01": r"\u0001",
     }
     maps = SimpleNamespace(kind="cross", layers=[0], heads=[0], data=np.ones(len(tokens)), shape=(1, 1, 1, len(tokens)))
     output = SimpleNamespace(maps=[maps], source_tokens=list(tokens), target_tokens=["\n"])

@@ -135,9 +135,10 @@ def test_log_probabilities_are_those_of_generate(wire: Wire, client: Client) -> 
     assert [one.token for one in streamed] == [one["text"] for one in tokens]
 
 
-def test_a_request_without_a_text_loads_the_model(client: Client) -> None:
+def test_a_request_without_a_text_loads_the_model(wire: Wire, client: Client) -> None:
     response = client.generate("fake", keep_alive="5m")
     assert (response.response, response.done, response.done_reason) == ("", True, "load")
+    assert wire.result("/api/generate", {"model": "fake", "prompt": None, "stream": False})["done_reason"] == "load"
     nothing: tuple[list[Any] | None, ...] = (None, [])
     for messages in nothing:
         reply = client.chat("talker", messages, keep_alive=0)
@@ -151,6 +152,7 @@ def test_a_request_without_a_text_loads_the_model(client: Client) -> None:
 )
 def test_empty_fields_of_messages_change_nothing(wire: Wire, empty: dict[str, Any]) -> None:
     body: dict[str, Any] = {"model": "talker", "stream": False, "tools": None, "options": {"num_predict": 4}}
+    body |= {"truncate": True, "shift": True}
     plain = wire.result("/api/chat", {**body, "messages": [GREETING]})
     assert wire.result("/api/chat", {**body, "messages": [GREETING | empty]})["message"] == plain["message"]
 
@@ -198,7 +200,9 @@ def test_models_are_listed_and_described(wire: Wire, client: Client) -> None:
     details = models["fake"].details
     assert details is not None and (details.format, details.quantization_level) == ("onnx", "float32")
     shown = client.show("talker:latest")
-    assert ShowResponse(**wire.result("/api/show", {"name": "talker"})) == shown
+    sent = {"system": "", "template": "", "options": None, "verbose": False}  # by the client of Ollama itself
+    for names in ({"name": "talker"}, {"model": "talker", "name": ""} | sent, {"model": "", "name": "talker"}):
+        assert ShowResponse(**wire.result("/api/show", names)) == shown
     assert (shown.capabilities, shown.parameters) == (["completion", "embedding"], "repeat_penalty 1.5")
     assert shown.template == "S: {}\nU: {}\nB:"
     assert shown.modelinfo is not None
