@@ -75,6 +75,12 @@ _CLOSING = re.compile(f"[\"'”’»›)\\]}}*_¹²³⁰⁴-⁹」』）】〉�
 # Quotes, brackets and marks of emphasis, in which `sentencex` ends no sentence. It also takes the
 # apostrophe of "boys' dogs" and the inches of 5" for quotes. A slash hides them from it.
 _WRAPPING = re.compile("[\"“”„‟‘‚«»‹›()\\[\\]{}*_`¹²³⁰⁴-⁹]|(?<!\\w)['’]|['’](?!\\w)")
+# Marks that open a pair, with those that close it; marks of emphasis close themselves.
+_PARTNERS = {
+    "“": ("”",), "„": ("“", "”"), "«": ("»",), "»": ("«",), "‹": ("›",), "(": (")",), "[": ("]",), "「": ("」",),
+    "『": ("』",),
+}  # fmt: skip
+_OPENING_MARK, _CLOSING_MARK = re.compile('["“„«»‹(\\[「『]|[*_`]+'), re.compile('(?:["“”«»›)\\]」』]|[*_`]+)\\Z')
 # Marks of the ends of sentences that `sentencex` does not know in all languages.
 _MARKS = str.maketrans("។៕།༎", "。。。。")
 # An ordinal number in German, such as in "im 19. Jahrhundert", before a noun.
@@ -165,7 +171,29 @@ def split_sentences(text: str, language: str, max_sentences: int) -> SplitText |
             gap_start = start + len(sentence)
         position += len(segment)
     gaps.append(text[gap_start:])
+    if len(sentences) > 1:
+        for index, sentence in enumerate(sentences):
+            kept = _without_lone_marks(sentence)
+            before, _, after = sentence.partition(kept)
+            sentences[index], gaps[index], gaps[index + 1] = kept, gaps[index] + before, after + gaps[index + 1]
     return SplitText(sentences, gaps)
+
+
+def _without_lone_marks(sentence: str) -> str:
+    """Return a sentence without quotes and brackets at its ends whose partners are in others.
+
+    Models of sentences have not seen one half of a pair.
+    """
+    while (mark := _OPENING_MARK.match(sentence)) and mark.end() < len(sentence):
+        if any(partner in sentence[mark.end() :] for partner in _PARTNERS.get(mark[0], (mark[0],))):
+            break
+        sentence = sentence[mark.end() :].lstrip(_BLANK)
+    while (mark := _CLOSING_MARK.search(sentence)) and mark.start() > 0:
+        opening = [left for left, right in _PARTNERS.items() if mark[0] in right] or [mark[0]]
+        if any(partner in sentence[: mark.start()] for partner in opening):
+            break
+        sentence = sentence[: mark.start()].rstrip(_BLANK)
+    return sentence
 
 
 def _segments(text: str, language: str) -> Iterator[str]:
