@@ -98,7 +98,7 @@ class RunFolder:
         """
         self.epochs.mkdir(exist_ok=True)
         save_tensors(self.epochs / f"{facts['epoch']:04d}.safetensors", weights, facts)
-        paths = sorted(self.epochs.glob("*.safetensors"), key=lambda path: int(path.stem))
+        paths = sorted(self.epochs.glob("[0-9]*.safetensors"), key=lambda path: int(path.stem))
         for old in paths[:-kept]:
             old.unlink()
         last = paths[-averaged:]

@@ -35,7 +35,7 @@ class AllowedHosts:
             return True
         is_allowed = self._known.get(header)
         if is_allowed is None:
-            name = PORT.sub("", header.decode("latin-1").lower())
+            name = PORT.sub("", header.decode("latin-1").lower()).removesuffix(".")
             is_allowed = name in self._names or name.endswith(self._ends) or is_loopback(name.strip("[]"))
             if len(self._known) < MAX_KNOWN:
                 self._known[header] = is_allowed

@@ -183,7 +183,7 @@ def _check_media_type(header: str, body_format: BodyFormat) -> str:
     kind, *parameters = (part.strip().lower() for part in header.split(";"))
     charsets = [part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")]
     media_types = body_format.media_types
-    if kind not in media_types or any(charset != "utf-8" for charset in charsets):
+    if kind not in media_types or not {"utf-8", "utf8"}.issuperset(charsets):
         named = " or ".join(name for name in media_types if name and (name != FORM or body_format.is_form))
         raise ApiError("unsupported_media_type", f"The Content-Type must be {named}, in UTF-8.")
     return kind

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
         ({"host": "0.0.0.0"}, ["localhost", "evil.example", "10.0.0.7:8000"], []),
         (
             {"host": "0.0.0.0", "allowed_hosts": "models.example.org, *.Example.com"},
-            ["models.example.org:443", "a.example.com", "a.b.EXAMPLE.com:1", "127.0.0.1"],
+            ["models.example.org:443", "models.example.org.", "a.example.com", "a.b.EXAMPLE.com:1", "127.0.0.1"],
             ["example.org", "example.com", "xexample.com", "10.0.0.7"],
         ),
         ({"allowed_hosts": "*"}, ["evil.example"], []),

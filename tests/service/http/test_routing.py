@@ -63,7 +63,13 @@ async def test_huge_invalid_values_cost_as_much_as_small_ones_and_are_never_retu
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "kind", ["application/json", "application/json; charset=utf-8", 'Application/JSON;charset="UTF-8"']
+    "kind",
+    [
+        "application/json",
+        "application/json; charset=utf-8",
+        'Application/JSON;charset="UTF-8"',
+        "application/json;charset=UTF8",
+    ],
 )
 async def test_json_in_utf_8_is_accepted_with_any_spelling_of_the_charset(running: Running, kind: str) -> None:
     response = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers={"content-type": kind})
