@@ -16,19 +16,19 @@ Each event holds the lock of the model, except a first use, which starts one. "=
 
 | state    | first use | loaded   | load fails | unload | a step hangs |
 |----------|-----------|----------|------------|--------|--------------|
-| absent   |           | ready    | =          | =      |              |
-| unloaded | loading   | ready    | failed     | absent |              |
-| loading  | =         | ready    | failed     | absent |              |
-| failed   | loading   | ready    | =          | absent |              |
+| absent   |           | ready    | =          | =      | =            |
+| unloaded | loading   | ready    | failed     | absent | =            |
+| loading  | =         | ready    | failed     | absent | =            |
+| failed   | loading   | ready    | =          | absent | =            |
 | ready    |           | replaced | =          | absent | unloaded     |
 | replaced |           | ready    |            |        |              |
 
 "Loaded" and "load fails" are the two ends of a load, which has two phases. First, every process
 loads the bundle beside the old model, whose state stays. Then all of them serve it, or all drop it,
-because one failed or read another version. A bundle that has not changed is only checked, and the
-model stays ready. A model is replaced when the calls of the old one have finished. The load of a
-first use does nothing if the model is ready or absent when its turn comes. After a step that hangs,
-the load starts at once. When the process ends, calls end a load, which is then unloaded or failed.
+because one failed or read another version. If the bundle has not changed, it is only checked, and
+the model stays ready. The load of a first use does nothing if the model is ready or absent when its
+turn comes. A step that hangs is ended, and the load starts at once. The start of the process makes
+models ready or, if they are lazy, unloaded. Its end makes those that load unloaded or failed.
 """
 
 import asyncio
@@ -81,17 +81,17 @@ async def load(service: Service, name: str, *, only_if_lazy: bool) -> AsyncGener
     model = service.model(name)
     # The memory of lazy models is reserved.
     async with contextlib.nullcontext() if only_if_lazy else service.repository_lock, model.lock:
-        if only_if_lazy and not _is_lazy(service, model):
+        if only_if_lazy and not _is_lazy(model):
             yield None
             return
         try:
             digest, loaded = await _read(service, model)
         except ApiError:
-            _delay_retry(service, model)
+            _delay_retry(model)
             raise
         is_agreed = yield digest
         if not is_agreed:
-            _delay_retry(service, model)
+            _delay_retry(model)
         elif loaded is not None:
             try:
                 if model.state == "ready":
@@ -113,7 +113,7 @@ async def unload(service: Service, name: str) -> None:
     """Unload a model in this process; do nothing if its bundle is there, but not served."""
     model = service.model(name)
     async with model.lock:
-        if name not in service.models:
+        if model.state == "absent":
             await _find_bundle(service, name)
             return
         await _unload(service, model, "absent")
@@ -189,15 +189,15 @@ def _check_retry(model: Model) -> None:
         raise ApiError("internal", message)
 
 
-def _delay_retry(service: Service, model: Model) -> None:
-    if _is_lazy(service, model):
+def _delay_retry(model: Model) -> None:
+    if _is_lazy(model):
         model.retry_at = time.monotonic() + RETRY_DELAY_S
         model.state = "failed" if model.load is None else "loading"
 
 
-def _is_lazy(service: Service, model: Model) -> bool:
-    """Return True if the model will be loaded on its first use."""
-    return model.name in service.models and model.state != "ready"
+def _is_lazy(model: Model) -> bool:
+    """Return True if the first use of the model loads it, or could once it may be tried again."""
+    return model.state in ("unloaded", "loading", "failed")
 
 
 async def _read(service: Service, model: Model) -> tuple[str, LoadedModel | None]:

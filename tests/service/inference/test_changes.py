@@ -57,7 +57,7 @@ class Simulation:
         self.processes: list[Running] = []
         self.supervisor: Supervisor | None = None
         self.channels: dict[int, Channel] = {}  # by id of the process
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[None], Running | None] = {}  # with their processes
         self.replacing = asyncio.Lock()
         self.ended: set[Model] = set()  # models of processes that have ended
         self.is_starting = False  # a process
@@ -124,18 +124,18 @@ class Simulation:
         """Load a model again, as after a step that did not end; a worker that cannot do it ends."""
         with contextlib.suppress(ChannelClosedError):  # the worker has ended
             if not await changes.reload(service_of(running), name) and self.supervisor is not None:
-                await self.replace(running)
+                self.spawn(self.replace(running))
 
     def happen(self) -> None:
         """Start a random event."""
         rng, running = self.rng, self.rng.choice(self.processes)
         name, kind = rng.choice([*self.folder, "lazy"]), rng.random()
         if kind < 0.3:
-            self.spawn(self.call(running, name, rng.choice((1, 40))))
+            self.spawn(self.call(running, name, rng.choice((1, 40))), running)
         elif kind < 0.6:
-            self.spawn(self.change(running, rng.choice(("load", "load", "load", "unload")), name))
+            self.spawn(self.change(running, rng.choice(("load", "load", "load", "unload")), name), running)
         elif kind < 0.68:
-            self.spawn(self.hang(running, name))
+            self.spawn(self.hang(running, name), running)
         elif kind < 0.76:
             self.folder[name] = changed(self.folder[name], rng.randrange(1000))
         elif kind < 0.86:
@@ -149,8 +149,13 @@ class Simulation:
     def random_error(self) -> Exception | None:
         return self.rng.choice((None, BundleError("damaged")))
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self.tasks.add(asyncio.create_task(work))
+    def spawn(self, work: Coroutine[Any, Any, None], running: Running | None = None) -> None:
+        self.tasks[asyncio.create_task(work)] = running
+
+    def is_awaited(self, task: asyncio.Task[None]) -> bool:
+        """Return False for work of a process that has ended."""
+        running = self.tasks[task]
+        return running is None or running in self.processes
 
     async def run(self) -> None:
         for _ in range(NUM_EVENTS):
@@ -159,7 +164,10 @@ class Simulation:
                 check_states(service_of(running))
             await asyncio.sleep(self.rng.choice((0, 0, 0, 0.001, 0.01)))
         async with asyncio.timeout(20):
-            await asyncio.gather(*self.tasks)
+            while waiting := [task for task in self.tasks if not task.done() and self.is_awaited(task)]:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in self.tasks:
+            task.result() if task.done() else task.cancel()
         services = [service_of(running) for running in self.processes]
         for service in services:
             check_states(service)
