@@ -1,11 +1,10 @@
 """Types of fields that several endpoints have."""
 
-import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from sightline.service.body_fields import MAX_INPUTS, Text, TextOrTexts, Texts, field_error
+from sightline.service.body_fields import TextOrTexts, Texts, field_error
 
 INPUTS = "A text, or a list of texts; SIGHTLINE_MAX_INPUTS can limit their number further."
 INPUTS_OR_PAIRS = f"{INPUTS} A pair of texts in the list is a list of two, `[text, pair]`."
@@ -24,40 +23,6 @@ FailedModels = Annotated[
     list[str], Field(description="Folders of the bundles that failed to load; the log has the reasons.")
 ]
 Truncate = Annotated[bool, Field(description="Cut inputs that are too long instead of rejecting them.")]
-
-CandidateLabels = Annotated[
-    list[Text],
-    Field(
-        min_length=1,
-        max_length=MAX_INPUTS,
-        description="Labels of a zero-shot classification, which the request chooses; SIGHTLINE_MAX_INPUTS limits the "
-        "number of inputs times the number of labels.",
-    ),
-]
-MAX_TEMPLATE_CHARACTERS = 4096
-
-
-def _check_template(value: str) -> str:
-    if not re.fullmatch(TEMPLATE, value):
-        message = "It must contain {} exactly once, where the label goes, and no other braces."
-        raise field_error("invalid_parameter", message)
-    return value
-
-
-TEMPLATE = r"[^{}]*\{\}[^{}]*"
-HypothesisTemplate = Annotated[
-    str,
-    Field(
-        max_length=MAX_TEMPLATE_CHARACTERS,
-        description='Hypothesis about an input, in which {} stands for a label; by default "This example is {}.".',
-        json_schema_extra={"pattern": f"^{TEMPLATE}$"},
-    ),
-    AfterValidator(_check_template),
-]
-MultiLabel = Annotated[
-    bool,
-    Field(description="Give each label a probability of its own; false, the default: the scores of an input sum to 1."),
-]
 
 # JSON Schema of generation parameters that give one target for each input, see
 # `check_one_sequence`.

@@ -22,8 +22,7 @@ from sightline.service.compat.huggingface_tasks import (
     answer_question,
     fill_masks,
 )
-from sightline.service.compat.tei import embed, predict, rerank_texts, tag_tokens, zero_shot
-from sightline.service.compat.tei_schemas import (
+from sightline.service.compat.tei import (
     EmbedBody,
     PredictBody,
     Prediction,
@@ -32,9 +31,19 @@ from sightline.service.compat.tei_schemas import (
     TokenClassificationBody,
     TokenEntity,
     ZeroShotBody,
+    embed,
+    predict,
+    rerank_texts,
+    tag_tokens,
+    zero_shot,
 )
-from sightline.service.compat.tgi import ERRORS, generate_text
-from sightline.service.compat.tgi_schemas import TextGenerationBody, TextGenerationParameters, TextGenerationResponse
+from sightline.service.compat.tgi import (
+    ERRORS,
+    TextGenerationBody,
+    TextGenerationParameters,
+    TextGenerationResponse,
+    generate_text,
+)
 from sightline.service.parameters import MAX_STOP_STRINGS
 from sightline.service.tasks.answer import Answer
 

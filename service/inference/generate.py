@@ -266,18 +266,31 @@ class Decoding:
     num_input_tokens: int = 0
 
     async def read(
-        self, inputs: AnyInputs, targets: Texts | None = None, *, stream: bool = False, is_counted: bool = True
+        self,
+        inputs: AnyInputs,
+        targets: Texts | None = None,
+        *,
+        stream: bool = False,
+        split: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         """Reserve the call's share of the model's limits, tokenize, and create the requests.
 
-        With `targets`, the decoder is forced to produce them. For `is_counted`, see `Call.reserve`.
+        With `targets`, the decoder is forced to produce them. `split` returns the texts that are
+        read instead of `inputs`; if there are none, nothing is reserved for the engine.
         """
         call, model, languages, num_samples = self.call, self.model, self.languages, self.num_samples
         throughput = (call.controller or call.service.models[model.name].admission).throughput
         units = expected_work(throughput, self.parameters)[1]
-        count = len(inputs) * num_samples
         field = "inputs" if not isinstance(inputs, Prompt) and num_samples == 1 else "num_return_sequences"
-        admitted = await call.reserve(model, count, units * count, field, is_counted=is_counted)
+        count = len(inputs) * num_samples
+        admitted = await call.reserve(model, count, units * count, field)
+        if split is not None:
+            assert isinstance(inputs, Texts)
+            inputs = Texts(tuple(await call.tokenize(split, inputs.texts)))
+            count = len(inputs) * num_samples
+            if not count:
+                return
+            admitted = await call.reserve(model, count, units * count, field, is_counted=False)
         self.admitted = admitted
         max_tokens, tokenizer = model.manifest.limits.max_source_tokens, model.source_tokenizer
         num_added = len(languages.source_prefix), len(languages.source_suffix)

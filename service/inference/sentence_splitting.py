@@ -1,7 +1,7 @@
 """Generation from texts: some are split into sentences, and those without a letter are copied."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sightline.base.text.sentences import ONE_SENTENCE, SplitText, split_sentences
@@ -19,7 +19,6 @@ from sightline.service.inference.generate import (
     SplitOutput,
     begin,
     check_parameters,
-    expected_work,
     finish,
     usage_for,
 )
@@ -53,7 +52,11 @@ async def generate_texts(
     blank: list[GenerateOutput] = []
     if on_empty == "pass":
         assert isinstance(inputs, Texts)  # prompts are not blank
-        blank = [_blank(index) for index, text in enumerate(inputs.texts) if not text.strip()]
+        blank = [
+            GenerateOutput(index, 0, "", [], "empty", 0.0, None, None)
+            for index, text in enumerate(inputs.texts)
+            if not text.strip()
+        ]
         if len(blank) == len(inputs):
             timings = call.timings([])
             call.record_usage(model, timings, 0, 0, ["empty"] * len(blank))
@@ -75,10 +78,6 @@ async def generate_texts(
     return result
 
 
-def _blank(index: int) -> GenerateOutput:
-    return GenerateOutput(index, 0, "", [], "empty", 0.0, None, None)
-
-
 async def read_by_sentence(
     decoding: Decoding, inputs: AnyInputs, *, is_whole: bool, stream: bool = False
 ) -> tuple[list[SplitText], Mapping[int, GenerateWarning]]:
@@ -96,31 +95,24 @@ async def read_by_sentence(
         await decoding.read(inputs, stream=stream)
         return [WHOLE] * len(inputs), {}
     assert isinstance(inputs, Texts)
-    _, units = expected_work(call.service.models[model.name].admission.throughput, parameters)
-    num_samples, languages = decoding.num_samples, decoding.languages
-    count = len(inputs) * num_samples  # each input counts, whatever its sentences; `Decoding.read` counts them all
-    await call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")
+    languages, split_texts, warnings = decoding.languages, list[SplitText](), dict[int, GenerateWarning]()
     is_split, copies = splits(model, parameters, is_whole), not _is_about_tokens(parameters, is_whole)
     is_doubtful = not is_split and parameters.split_sentences is None and model.manifest.training_unit == "sentence"
 
-    def run() -> tuple[list[SplitText], dict[int, GenerateWarning]]:
-        split_texts = [SplitText([text], ["", ""]) for text in inputs.texts]
+    def split() -> list[str]:
+        for index, text in enumerate(inputs.texts if is_doubtful else ()):
+            if split_sentences(text, languages.source, max_sentences=1) is None:
+                warnings[index] = _warning(call, model, inputs.index(index))
+        texts: Iterable[SplitText] = (SplitText([text], ["", ""]) for text in inputs.texts)
         if is_split:
-            split_texts = list(_split(call, inputs, languages.source, num_samples))
-        warnings = {
-            index: _warning(call, model, inputs.index(index))
-            for index, text in enumerate(inputs.texts if is_doubtful else ())
-            if split_sentences(text, languages.source, max_sentences=1) is None
-        }
-        return [text.copying(languages.target) for text in split_texts] if copies else split_texts, warnings
+            texts = _split(call, inputs, languages.source, decoding.num_samples)
+        split_texts.extend([text.copying(languages.target) for text in texts] if copies else texts)
+        return [sentence for split_text in split_texts for sentence in split_text.sentences]
 
-    split_texts, warnings = await call.tokenize(run, inputs.texts)
-    sentences = Texts(tuple([sentence for split_text in split_texts for sentence in split_text.sentences]))
-    if sentences.texts:
-        try:
-            await decoding.read(sentences, stream=stream, is_counted=False)
-        except ApiError as error:
-            raise _error_of_input(error, inputs, split_texts) from None
+    try:
+        await decoding.read(inputs, stream=stream, split=split)
+    except ApiError as error:
+        raise _error_of_input(error, inputs, split_texts) from None
     return split_texts, warnings
 
 

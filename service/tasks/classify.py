@@ -6,27 +6,21 @@ of a label follows from the logit of entailment (Yin et al. 2019, "Benchmarking 
 Classification"). The calculation is that of Transformers' `ZeroShotClassificationPipeline`.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from sightline.base.bundle import is_entailment
 from sightline.base.text.tokenizer import Offsets
 from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
-from sightline.service.api.types import (
-    INPUTS_OR_PAIRS,
-    CandidateLabels,
-    HypothesisTemplate,
-    ModelName,
-    MultiLabel,
-    Truncate,
-)
+from sightline.service.api.types import INPUTS_OR_PAIRS, ModelName, Truncate
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import RequestBody, Texts, TextsOrPairs, field_error
+from sightline.service.body_fields import MAX_INPUTS, RequestBody, Text, Texts, TextsOrPairs, field_error
 from sightline.service.engine.request import Encoded
 from sightline.service.inference.labels import apply_function, function_of
 from sightline.service.inference.maps import AttentionMap, MapWriter
@@ -36,6 +30,38 @@ from sightline.service.inference.source_encoding import encode_sources, read_sou
 from sightline.service.parameters import ReturnAttention
 
 DEFAULT_TEMPLATE = "This example is {}."  # of a hypothesis; {} stands for a label
+CandidateLabels = Annotated[
+    list[Text],
+    Field(
+        min_length=1,
+        max_length=MAX_INPUTS,
+        description="Labels of a zero-shot classification, which the request chooses; SIGHTLINE_MAX_INPUTS limits the "
+        "number of inputs times the number of labels.",
+    ),
+]
+TEMPLATE = r"[^{}]*\{\}[^{}]*"
+
+
+def _check_template(value: str) -> str:
+    if not re.fullmatch(TEMPLATE, value):
+        message = "It must contain {} exactly once, where the label goes, and no other braces."
+        raise field_error("invalid_parameter", message)
+    return value
+
+
+HypothesisTemplate = Annotated[
+    str,
+    Field(
+        max_length=4096,
+        description='Hypothesis about an input, in which {} stands for a label; by default "This example is {}.".',
+        json_schema_extra={"pattern": f"^{TEMPLATE}$"},
+    ),
+    AfterValidator(_check_template),
+]
+MultiLabel = Annotated[
+    bool,
+    Field(description="Give each label a probability of its own; false, the default: the scores of an input sum to 1."),
+]
 
 
 class ClassifyBody(RequestBody):

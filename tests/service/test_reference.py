@@ -11,8 +11,8 @@ from sightline.service.app import create_app
 from sightline.service.body_fields import RequestBody, fields_of
 from sightline.service.compat.openai.chat_schemas import ChatBody
 from sightline.service.compat.openai.schemas import CompletionBody, EmbeddingBody, StreamOptions
-from sightline.service.compat.tei_schemas import DecodeBody, EmbedBody, PredictBody, SimilarityBody, TokensBody
-from sightline.service.compat.tgi_schemas import TextGenerationParameters
+from sightline.service.compat.tei import DecodeBody, EmbedBody, PredictBody, SimilarityBody, TokensBody
+from sightline.service.compat.tgi import TextGenerationParameters
 from sightline.service.settings import Settings
 
 REFERENCE = Path("docs/reference")
