@@ -217,6 +217,7 @@ def _encodings(model: str, text: str, number: int) -> list[Call]:
     return [
         Call("/v1/encode", {"model": model, "inputs": text, "pooling": "mean"}),
         *(Call(path, {"model": model, "input": text}) for path in ("/v1/embeddings", "/api/embed")),
+        Call("/api/embeddings", {"model": model, "prompt": text}),
         *(Call(f"{path}?model={model}", {"inputs": text}) for path in ("/embed", "/embed_all")),
         Call(f"/similarity?model={model}", {"inputs": {"source_sentence": text, "sentences": [text[:50], text[:80]]}}),
     ]
@@ -280,7 +281,7 @@ GETS = (
         "/openapi.json",
     ),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/info", "/languages"),
-    *("/api/tags", "/api/version"),
+    *("/api/tags", "/api/ps", "/api/version"),
 )
 
 
