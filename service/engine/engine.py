@@ -26,12 +26,7 @@ from sightline.service.engine.generation import (
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.prefill import BUDGET_S, Prefill, PrefillQueue
 from sightline.service.engine.prefix_cache import PrefixCache
-from sightline.service.engine.recorded_maps import (
-    Maps,
-    encoder_maps,
-    prompt_block,
-    record_step,
-)
+from sightline.service.engine.recorded_maps import Maps, encoder_maps, prompt_block, record_step
 from sightline.service.engine.request import (
     Cancelled,
     Compared,
