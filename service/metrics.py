@@ -26,6 +26,7 @@ from prometheus_client.utils import floatToGoString
 
 from sightline.service.api_errors import CLIENT_GONE, ERRORS, Limit
 from sightline.service.engine.engine import Engine
+from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.request import (
     Compared,
     Encoded,
@@ -359,7 +360,7 @@ class OneMetric(Collector):
         return [self._metric]
 
 
-class ModelMetrics:
+class ModelMetrics(EngineObserver):
     """Metrics of one model, whose series appear with its first use; its engine's observer, too."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:

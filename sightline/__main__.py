@@ -19,7 +19,7 @@ from sightline.commands.extras import missing_library
 
 @dataclass(frozen=True)
 class Command:
-    """A command of `sightline`, which has a module of the same name in `sightline.commands`."""
+    """A command of `sightline`; its module in `sightline.commands` has its name or is `actions`."""
 
     help: str
     extras: str = ""  # extras of the installation that have its libraries
@@ -44,7 +44,8 @@ COMMANDS = {
     "pack": Command("store the matrices of a bundle in 8 bits", "cpu,import"),
 }
 
-# These commands, and `models get`, read files that others wrote, in a child process with limits.
+# The commands of `actions`, which read files that others wrote, in a child process with limits, as
+# `models get` does.
 LIMITED = ("export", "verify", "align", "quantize", "half", "pack")
 
 
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if needs_limits(words):
             return run_limited("sightline", words)
     try:
-        command = import_module(f"sightline.commands.{name}")
+        command = import_module(f"sightline.commands.{'actions' if name in LIMITED else name}")
         code: int = command.run(Parser(prog=f"sightline {name}", allow_abbrev=False), rest)
         sys.stdout.flush()
         return code

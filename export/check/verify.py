@@ -26,14 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.base.bundle import (
-    LABEL_LOGITS,
-    LABEL_OUTPUTS,
-    PREFILL_TOKENS,
-    TOKEN_LABEL_KINDS,
-    Manifest,
-    Verification,
-)
+from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, PREFILL_TOKENS, TOKEN_LABEL_KINDS, Manifest, Verification
 from sightline.export.check.check_report import MAPS, Difference, check_inputs, raise_if_exceeded
 from sightline.export.check.numpy_reference import EXACT, Arithmetic, Rounded, log_softmax
 from sightline.export.check.reference_decoder import ReferenceDecoder

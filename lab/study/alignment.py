@@ -189,11 +189,7 @@ PICTURE = "alignment.svg"
 
 def tables(result: Result) -> Mapping[str, str]:
     """Return the tables of the annotation, of the systems, and of the layers and heads."""
-    return {
-        "alignment-pairs": _pairs(result),
-        "alignment": _systems(result),
-        "alignment-heads": _heads(result),
-    }
+    return {"alignment-pairs": _pairs(result), "alignment": _systems(result), "alignment-heads": _heads(result)}
 
 
 def _rows(result: Result, kind: str) -> list[Row]:

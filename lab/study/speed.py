@@ -229,11 +229,7 @@ def tables(result: Result) -> Mapping[str, str]:
     head = ["system", *(f"ms per update, {each}" for each in PRECISIONS), "training, minutes"]
     head += [f"speed served, {count} at once" for count in counts]
     body = {
-        row["system"]: [
-            f"`{row['system']}`",
-            *_training(row),
-            *(_speed(row, reference, count) for count in counts),
-        ]
+        row["system"]: [f"`{row['system']}`", *_training(row), *(_speed(row, reference, count) for count in counts)]
         for row in rows
     }
     short = [cells for system, cells in body.items() if system in SHOWN]

@@ -12,9 +12,8 @@ import numpy as np
 
 from sightline.base.bundle import PREFILL_TOKENS
 from sightline.service.engine.beam import BeamGeneration
-from sightline.service.engine.checks import GraphName, find_non_finite
+from sightline.service.engine.checks import GraphFailures, GraphName, find_non_finite
 from sightline.service.engine.encoding import encoder_outputs, label_scores, predict
-from sightline.service.engine.failures import GraphFailures
 from sightline.service.engine.generation import (
     ActiveRequest,
     BeamCopies,
@@ -24,15 +23,10 @@ from sightline.service.engine.generation import (
     RowOwner,
     Sink,
 )
-from sightline.service.engine.observer import EngineObserver, NullObserver
+from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.prefill import BUDGET_S, Prefill, PrefillQueue
 from sightline.service.engine.prefix_cache import PrefixCache
-from sightline.service.engine.recorded_maps import (
-    Maps,
-    encoder_maps,
-    prompt_block,
-    record_step,
-)
+from sightline.service.engine.recorded_maps import Maps, encoder_maps, prompt_block, record_step
 from sightline.service.engine.request import (
     Cancelled,
     Compared,
@@ -93,7 +87,7 @@ class Engine:
         self._runner = runner
         self._manifest = runner.manifest
         self._clock = clock
-        self._observer = observer or NullObserver()
+        self._observer = observer or EngineObserver()
         self._alone_s = alone_s
         self._ids = count()
         self._max_batch_tokens = max_batch_tokens

@@ -249,9 +249,8 @@ class Rows:
             except Exception:
                 logger.exception("a decoder step failed for one row")
             else:
-                by_index[index] = {
-                    name: array.copy() for name, array in outputs.items()
-                }  # the next run overwrites them
+                # Copies, because the next run overwrites the arrays.
+                by_index[index] = {name: array.copy() for name, array in outputs.items()}
         if not by_index:
             return None
         parts = {name: {index: outputs[name] for index, outputs in by_index.items()} for name in self._outputs}

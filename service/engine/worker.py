@@ -15,7 +15,7 @@ from typing import Any
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.request import Event, Failed, FailureCode, Request, TokenEvent
 from sightline.service.runtime.state_memory import trim_heap
-from sightline.service.runtime.thread_counts import Activity, NoActivity
+from sightline.service.runtime.thread_counts import Activity
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Worker:
     def __init__(self, engines: Mapping[str, Engine], activity: Activity | None = None) -> None:
         """Create a worker whose thread is not started; `activity` tells others that it has work."""
         self._engines = dict(engines)  # after `start`, only the engine thread changes it
-        self._activity = activity or NoActivity()
+        self._activity = activity or Activity()
         # The event loop's side
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

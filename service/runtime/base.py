@@ -17,14 +17,7 @@ from sightline.service.runtime.provider import (
     session_options,
 )
 from sightline.service.runtime.runner import Array, Int32, Int64
-from sightline.service.runtime.thread_counts import (
-    Activity,
-    NoActivity,
-    ThreadPlan,
-    shortest_run,
-    threads_alone,
-    tune_threads,
-)
+from sightline.service.runtime.thread_counts import Activity, ThreadPlan, shortest_run, threads_alone, tune_threads
 
 # A binding takes 30 kB, and as much time to create as a step of one row. Steps rarely need more.
 MAX_BINDINGS = 128
@@ -190,7 +183,7 @@ class SessionRunner(ABC):
         self.threads = {name: num_threads for name, graph in graphs.items() if graph is not None}
         self.threads_alone = 1  # number of threads while the other workers are idle, if it is more
         self._alone: dict[str, Any] = {}  # sessions by graph with more threads, for use while other workers are idle
-        self._activity: Activity = NoActivity()
+        self._activity = Activity()
         self._sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
         self._groups: Sequence[StateGroup] = ()
         self._bindings: dict[tuple[int, int, tuple[str, ...], bool], StepBinding] = {}  # most recently used last

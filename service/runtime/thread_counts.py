@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from struct import calcsize
-from typing import Any, Protocol
+from typing import Any
 
 # Shorter runs get no more threads, and twice the threads must give at least this speedup
 # (docs/adr/0014).
@@ -28,28 +28,18 @@ MIN_RUNS = 5
 logger = logging.getLogger(__name__)
 
 
-class Activity(Protocol):
-    """Tells the workers of a service which of them have work."""
+class Activity:
+    """Tells the workers of a service which of them have work; by default, others always have."""
 
     def set_busy(self, is_busy: bool) -> None:
         """Tell the other workers whether this one has work."""
-        ...
 
     def is_alone(self) -> bool:
         """Return True if no other worker has work."""
-        ...
-
-
-class NoActivity:
-    """`Activity` of a process that uses the same number of threads whatever others do."""
-
-    def set_busy(self, is_busy: bool) -> None: ...
-
-    def is_alone(self) -> bool:
         return False
 
 
-class SharedActivity:
+class SharedActivity(Activity):
     """`Activity` of one worker, in memory that is shared with processes that are forked later.
 
     For each worker, the memory has the time since which it has had no work: infinity while it has.
@@ -91,7 +81,7 @@ class ThreadPlan:
     cores: int = 1  # while the other workers are idle
     # Measured numbers by model and graph. Other graphs are measured when they are loaded.
     known: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    activity: Activity = field(default_factory=NoActivity)
+    activity: Activity = field(default_factory=Activity)
 
     def most(self, num_bytes: int) -> int:
         """Return the maximum number of threads of a graph of a model of this size."""

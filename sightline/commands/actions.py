@@ -1,7 +1,7 @@
-"""Actions that write or check a bundle, and print the record of it."""
+"""Commands that write or check a bundle, and print the record of it."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 
@@ -13,6 +13,24 @@ from sightline.base.options import Options, parse
 from sightline.base.parser import Parser
 from sightline.export.import_errors import VerificationError, one_line
 from sightline.export.limits import out_of_memory
+from sightline.export.options import (
+    AlignOptions,
+    CheckpointOptions,
+    HalfOptions,
+    PackOptions,
+    QuantizeOptions,
+    VerifyOptions,
+)
+
+# The options of each command, which has an action of the same name.
+OPTIONS: Mapping[str, type[Options]] = {
+    "export": CheckpointOptions,
+    "verify": VerifyOptions,
+    "align": AlignOptions,
+    "quantize": QuantizeOptions,
+    "half": HalfOptions,
+    "pack": PackOptions,
+}
 
 
 def actions() -> ModuleType:
@@ -34,11 +52,8 @@ def run_action(action: Callable[[], BaseModel]) -> int:
     return 0
 
 
-def action_command(name: str, kind: type[Options]) -> Callable[[Parser, Sequence[str]], int]:
-    """Return a command that runs the action of this name, which takes options of this kind."""
-
-    def run(parser: Parser, words: Sequence[str]) -> int:
-        options = parse(parser, words, kind)
-        return run_action(lambda: getattr(actions(), name)(options))
-
-    return run
+def run(parser: Parser, words: Sequence[str]) -> int:
+    """Run the command whose name is the last word of the parser's program."""
+    name = parser.prog.split()[-1]
+    options = parse(parser, words, OPTIONS[name])
+    return run_action(lambda: getattr(actions(), name)(options))

@@ -2,29 +2,19 @@
 
 from sightline.base.extras import install_command
 
-# Names of the libraries by their modules.
+# Names of the libraries by their modules. Those that a part of the work of a command needs have the
+# only extra that contains them.
 LIBRARIES = {
-    "gguf": "gguf",
-    "onnx": "ONNX",
-    "onnxruntime": "ONNX Runtime",
-    "huggingface_hub": "huggingface_hub",
-    "jinja2": "Jinja",
-    "ray": "Ray",
-    "sacrebleu": "sacreBLEU",
-    "sacremoses": "Sacremoses",
-    "safetensors": "safetensors",
-    "torch": "PyTorch",
-}
-# The only extra that has a library, for libraries that a part of the work of a command needs.
-EXTRA_OF = {
-    "gguf": "import",
-    "huggingface_hub": "import",
-    "Jinja": "import",
-    "PyTorch": "train",
-    "Ray": "ray",
-    "sacreBLEU": "train",
-    "Sacremoses": "train",
-    "safetensors": "train",
+    "gguf": ("gguf", "import"),
+    "onnx": ("ONNX", ""),
+    "onnxruntime": ("ONNX Runtime", ""),
+    "huggingface_hub": ("huggingface_hub", "import"),
+    "jinja2": ("Jinja", "import"),
+    "ray": ("Ray", "ray"),
+    "sacrebleu": ("sacreBLEU", "train"),
+    "sacremoses": ("Sacremoses", "train"),
+    "safetensors": ("safetensors", "train"),
+    "torch": ("PyTorch", "train"),
 }
 
 
@@ -33,9 +23,9 @@ def missing_library(error: ModuleNotFoundError, extras: str) -> str | None:
 
     None if none of the comma-separated extras has the module.
     """
-    library = LIBRARIES.get((error.name or "").partition(".")[0])
+    library, extra = LIBRARIES.get((error.name or "").partition(".")[0], (None, ""))
     if library is None:
         return None
-    if library in EXTRA_OF and EXTRA_OF[library] not in extras.split(","):
-        extras = f"cpu,{EXTRA_OF[library]}"
+    if extra and extra not in extras.split(","):
+        extras = f"cpu,{extra}"
     return f"{library}: {install_command(extras)}"

@@ -255,7 +255,7 @@ def test_an_interrupted_command_is_one_line(
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sightline.commands.export.run", interrupt)
+    monkeypatch.setattr("sightline.commands.actions.run", interrupt)
     assert main(["export"]) == 130
     assert capsys.readouterr().err == "error: sightline export was interrupted\n"
 

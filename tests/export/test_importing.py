@@ -30,7 +30,7 @@ from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources import opened_checkpoint, pickle_reader
 from sightline.export.sources.opened_checkpoint import Provenance, detect_kind, open_folder
 from sightline.export.sources.run_folder import RunRecord
-from sightline.service.engine.observer import NullObserver
+from sightline.service.engine.observer import EngineObserver
 from sightline.service.inference.dense import read_dense
 from sightline.service.loading import load_backend
 from sightline.service.settings import Settings
@@ -426,7 +426,7 @@ def test_layers_after_pooling_that_do_not_fit_are_not_served(folder: Path, tmp_p
     path.write_text(json.dumps(document))
     message = r"embedding\.dense reads vectors of 4 numbers, but the hidden states have 16"
     with pytest.raises(BundleError, match=message):
-        load_backend(Settings(bundles=tmp_path, threads=1), lambda _: NullObserver())
+        load_backend(Settings(bundles=tmp_path, threads=1), lambda _: EngineObserver())
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from sightline.base.threads import run_in_threads
 from sightline.export.convert.conversions import half_bundle
 from sightline.service import loading
 from sightline.service.discovery import find_bundles
-from sightline.service.engine.observer import EngineObserver, NullObserver
+from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.request import Event, Generated, GenerateRequest
 from sightline.service.inference.call import Call
 from sightline.service.inference.changes import NoPeers
@@ -53,7 +53,7 @@ def folder(bundle: Path, tmp_path: Path) -> Path:
 
 
 def observer_of(model: str) -> EngineObserver:
-    return NullObserver()
+    return EngineObserver()
 
 
 def load(folder: Path, **settings: Any) -> Backend:

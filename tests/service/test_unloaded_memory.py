@@ -15,7 +15,7 @@ from sightline.base.bundle import Graph, Manifest
 from sightline.base.bundle_files import read_manifest, record_files, write_manifest
 from sightline.base.machine import resident_bytes
 from sightline.service.engine.engine import Engine
-from sightline.service.engine.observer import NullObserver
+from sightline.service.engine.observer import EngineObserver
 from sightline.service.inference.call import Call
 from sightline.service.inference.changes import NoPeers, reload
 from sightline.service.inference.repository import load_model, unload_model
@@ -118,7 +118,7 @@ async def service(bundles: Path) -> Service:
         max_rows=STATE_ROWS,
         max_batch_tokens=16,  # larger runs would take long
     )
-    backend = load_backend(settings, lambda model: NullObserver())
+    backend = load_backend(settings, lambda model: EngineObserver())
     service = Service(settings, Metrics("0"), NoPeers())
     backend.worker.start()
     service.attach(backend)

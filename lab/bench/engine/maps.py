@@ -8,7 +8,7 @@ from lab.bench.options import Options
 from lab.bench.record import Figure, Result
 from sightline.base.bundle_files import read_bundle
 from sightline.service.engine.engine import Engine
-from sightline.service.engine.observer import NullObserver
+from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.request import GenerateRequest
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.ort import OnnxRunner
@@ -36,7 +36,7 @@ def run(options: Options) -> Result:
     return Result(figures)
 
 
-class _Steps(NullObserver):
+class _Steps(EngineObserver):
     """Counts the decoder steps after the last run of the encoder."""
 
     def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None:

@@ -79,13 +79,12 @@ class TextTokenizer:
         tokenizer.encode_special_tokens = True  # special tokens in the input text are plain text
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        special_ids = {id_ for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-        split_special_tokens(tokenizer, special_ids)
+        special = {id_: added for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        split_special_tokens(tokenizer, special.keys())
         self._tokenizer = tokenizer
         self._continuing = without_first_space(tokenizer)
         self._with_mask: dict[int, Tokenizer] = {}  # made when they are needed, see `encode_masked`
-        self._special_ids = frozenset(special_ids)
-        special = {id_: added for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        self._special_ids = frozenset(special)
         self._id_of_special = {added.content: id_ for id_, added in special.items()}
         # The longest name first: one name may be the start of another.
         names = sorted(self._id_of_special, key=len, reverse=True)

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -134,7 +134,7 @@ def check_decoder(config: dict[str, Any]) -> None:
             )
 
 
-def split_special_tokens(tokenizer: Tokenizer, special_ids: set[int]) -> None:
+def split_special_tokens(tokenizer: Tokenizer, special_ids: Collection[int]) -> None:
     """Make a model unable to find its special tokens in a text.
 
     The option `encode_special_tokens` keeps the library from looking for them, but a Unigram model

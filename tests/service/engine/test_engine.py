@@ -6,7 +6,7 @@ import pytest
 
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.generation import ActiveRequest
-from sightline.service.engine.observer import NullObserver
+from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.request import (
     Cancelled,
     Encoded,
@@ -43,7 +43,7 @@ def test_requests_are_counted_while_they_are_encoded() -> None:
     """Regression: requests in the encoder were not counted, so the engine looked idle."""
     seen = []
 
-    class Onlooker(NullObserver):
+    class Onlooker(EngineObserver):
         def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None:
             seen.append((harness.engine.has_work, harness.engine.num_waiting))
 
@@ -253,7 +253,7 @@ def test_timings_add_up() -> None:
 def test_the_observer_is_notified_of_every_call_and_every_end() -> None:
     seen: list[tuple[Any, ...]] = []
 
-    class Noting(NullObserver):
+    class Noting(EngineObserver):
         def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None:
             seen.append(("encode", requests, real_tokens, padded_tokens))
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from sightline.base.bundle import Manifest
-from sightline.service.engine.checks import GraphName
-from sightline.service.engine.failures import MAX_FAILURES, RuntimeFailedError
-from sightline.service.engine.observer import NullObserver
+from sightline.service.engine.checks import MAX_FAILURES, GraphName, RuntimeFailedError
+from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.request import (
     Encoded,
     EncodeRequest,
@@ -375,7 +374,7 @@ def test_a_request_beyond_the_rows_or_positions_of_the_model_fails(wrong: Reques
 
 
 def test_exceptions_of_sinks_stop_conditions_and_observers_do_not_affect_other_requests() -> None:
-    class Broken(NullObserver):
+    class Broken(EngineObserver):
         def on_step(self, rows: int, seconds: float) -> None:
             raise RuntimeError("observer")
 

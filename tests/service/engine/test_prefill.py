@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sightline.base.bundle import PREFILL_TOKENS, Manifest
-from sightline.service.engine.failures import MAX_FAILURES, RuntimeFailedError
+from sightline.service.engine.checks import MAX_FAILURES, RuntimeFailedError
 from sightline.service.engine.prefill import BUDGET_S
 from sightline.service.engine.request import Cancelled, Encoded, EncodeRequest, Failed, GenerateRequest
 from sightline.service.parameters import GenerateParameters

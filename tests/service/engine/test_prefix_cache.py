@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sightline.base.bundle import PREFILL_TOKENS, Manifest
-from sightline.service.engine.observer import NullObserver
+from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.prefix_cache import PrefixCache, next_key, scope_key
 from sightline.service.engine.request import Cancelled, Encoded, EncodeRequest, Failed, Generated, GenerateRequest
 from sightline.service.parameters import GenerateParameters
@@ -198,7 +198,7 @@ def test_results_are_those_without_a_cache_whatever_is_cached_and_running(num_bl
 
 
 def test_the_observer_is_notified_of_prompts_that_use_the_cache(manifest: Manifest) -> None:
-    class Noting(NullObserver):
+    class Noting(EngineObserver):
         def on_prefix_query(self, tokens: int, cached_tokens: int) -> None:
             queries.append((tokens, cached_tokens))
 

@@ -20,6 +20,7 @@ from sightline.service.engine.request import (
 )
 from sightline.service.engine.worker import Worker
 from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.thread_counts import Activity
 from tests.service.conftest import until
 from tests.service.engine.conftest import ids_of
 from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
@@ -95,7 +96,7 @@ async def test_a_single_request_gets_its_result() -> None:
 
 
 async def test_others_are_told_while_there_is_work() -> None:
-    class Noting:
+    class Noting(Activity):
         def __init__(self) -> None:
             self.noted = [False]
 

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from sightline.service import loading
-from sightline.service.engine.observer import NullObserver
+from sightline.service.engine.observer import EngineObserver
 from sightline.service.runtime import base, thread_counts
 from sightline.service.settings import Settings
 
@@ -37,7 +37,7 @@ thread_counts.MEASURED_S, base.SAMPLE_ROWS, base.SAMPLE_TOKENS = 0.0, 1, 1
 loading.usable_threads = lambda: 2
 before = read("VmRSS")
 settings = Settings(bundles=Path(sys.argv[1]), max_batch_tokens=16)
-backend = loading.load_backend(settings, lambda model: NullObserver())
+backend = loading.load_backend(settings, lambda model: EngineObserver())
 print(backend.loaded["large"].model.threads["encoder"], read("VmHWM") - before, read("VmRSS") - before)
 """
 
