@@ -1,7 +1,7 @@
 """Routes of the endpoints, and ASGI middleware: one response and one log line for each request.
 
 A route reads the body itself: FastAPI would answer some bad bodies with 500, and needs more time
-than the rest of a call together (see docs/adr/0061-fastapi-finds-and-describes-the-endpoints.md).
+than the rest of a call together (see docs/adr/0051-fastapi-finds-and-describes-the-endpoints.md).
 """
 
 import asyncio
