@@ -295,7 +295,7 @@ async def respond(endpoint: Endpoint, request: Request) -> Response:
     for check in endpoint.dependencies:
         await check(**{name: arguments.pop(name) for name in inspect.signature(check).parameters})
     response = await endpoint.handler(call, **arguments)
-    return EventsAnswer(call, response) if isinstance(response, EventStream) else Answer(call, response)
+    return EventsResponse(call, response) if isinstance(response, EventStream) else BodyResponse(call, response)
 
 
 async def _receive(
@@ -319,7 +319,7 @@ async def _receive(
 
 
 @dataclass(eq=False)
-class Answer(Response):
+class BodyResponse(Response):
     """Response of one body: of a `Raw`, or of an object that becomes JSON."""
 
     call: HttpCall
@@ -351,7 +351,7 @@ class Answer(Response):
 
 
 @dataclass(eq=False)
-class EventsAnswer(Response):
+class EventsResponse(Response):
     """Response of events, sent as they arrive; those that arrive together are sent in one part."""
 
     call: HttpCall

@@ -280,7 +280,7 @@ def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:
 
 
 @dataclass(frozen=True)
-class PlainText:
+class SingleText:
     """A text, in which the names of special tokens are plain text, except that of `mask_id`."""
 
     text: str
@@ -341,7 +341,7 @@ class PromptText:
 
 def tokenize_within_limits(
     tokenizer: TextTokenizer,
-    inputs: Iterable[PlainText | TextPair | PromptText],
+    inputs: Iterable[SingleText | TextPair | PromptText],
     index_of: Callable[[int], int | None],
     field: str,
     limits: Sequence[int],

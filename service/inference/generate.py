@@ -26,8 +26,8 @@ from sightline.service.inference.call import (
     AnyInputs,
     Call,
     Ids,
-    PlainText,
     PromptText,
+    SingleText,
     check_ids,
     tokenize_within_limits,
 )
@@ -297,13 +297,13 @@ class Decoding:
         if isinstance(inputs, IdLists):
             sources = check_ids(inputs, len(tokenizer), max_tokens - sum(num_added))
         else:
-            items: Iterable[PlainText | PromptText]  # made in the thread that tokenizes them
+            items: Iterable[SingleText | PromptText]  # made in the thread that tokenizes them
             if isinstance(inputs, Prompt):
                 items = [PromptText(inputs)]
             elif inputs.are_prompts and not model.translates:
                 items = (PromptText(raw_prompt(text, tokenizer)) for text in inputs.texts)
             else:
-                items = map(PlainText, inputs.texts)
+                items = map(SingleText, inputs.texts)
             limits = [max_tokens - sum(num_added)] * len(inputs)
             work = partial(tokenize_within_limits, tokenizer, items, inputs.index, "inputs", limits, call.deadline)
             sources = await call.tokenize(work, inputs.texts)
@@ -345,7 +345,7 @@ class Decoding:
         top_logprobs, hidden = self.parameters.top_logprobs, self.parameters.hidden_source_tokens
         self.parameters = FORCED.model_copy(update={"top_logprobs": top_logprobs, "hidden_source_tokens": hidden})
         limits, tokenizer, call = self._limits(sources), self.model.target_tokenizer, self.call
-        items = map(PlainText, targets.texts)
+        items = map(SingleText, targets.texts)
         work = partial(tokenize_within_limits, tokenizer, items, targets.index, "targets", limits, call.deadline)
         return await call.tokenize(work, targets.texts)
 
@@ -355,7 +355,7 @@ class Decoding:
         if not prefix.is_list:
             limits = [min(limits)]
         tokenizer, call = self.model.target_tokenizer, self.call
-        items = [PlainText(text, add_special_tokens=False) for text in prefix.texts]
+        items = [SingleText(text, add_special_tokens=False) for text in prefix.texts]
         work = partial(tokenize_within_limits, tokenizer, items, prefix.index, "target_prefix", limits, call.deadline)
         prefixes = await call.tokenize(work, prefix.texts)
         return prefixes if prefix.is_list else prefixes * len(sources)

@@ -12,7 +12,7 @@ from sightline.service.inference.call import (
     AdmittedCall,
     Call,
     Ids,
-    PlainText,
+    SingleText,
     TextPair,
     check_characters,
     tokenize_within_limits,
@@ -61,7 +61,7 @@ async def read_sources(
     tokenizer, deadline = model.source_tokenizer, call.deadline
     way_out = ", or set {truncate} to true" if "truncate" in call.field_names and not truncate else ""
     items = [
-        PlainText(text, truncate, mask_id)
+        SingleText(text, truncate, mask_id)
         if second is None
         else TextPair(text, second, partner, cut if truncate else "none", template)
         for text, second in zip(inputs.texts, inputs.second_texts or repeat(None, count), strict=True)

@@ -17,7 +17,7 @@ from sightline.base.text.tokenizer_parts import OUTER_SPACES, SLOW_OUTER_SPACES
 from sightline.export.tokenizers.sentencepiece import convert_sentencepiece
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
-from sightline.service.inference.call import PlainText, tokenize_within_limits
+from sightline.service.inference.call import SingleText, tokenize_within_limits
 from tests.base.text.kinds import KINDS, SENTENCES
 from tests.export.tokenizers.test_sentencepiece import BPE, UNIGRAM
 
@@ -124,7 +124,7 @@ def test_a_text_with_many_characters_for_each_token_is_rejected_before_it_is_tok
         monkeypatch.setattr(tokenizer, "_tokenizer", None)
         for text in ("a" * (limit + 1), "a" + " " * limit):
             with pytest.raises(ApiError) as caught:
-                tokenize_within_limits(tokenizer, [PlainText(text)], Texts.one(text).index, "inputs", [16], math.inf)
+                tokenize_within_limits(tokenizer, [SingleText(text)], Texts.one(text).index, "inputs", [16], math.inf)
             assert (caught.value.code, caught.value.message({})) == (
                 "input_too_long",
                 f"It must have at most 16 tokens for this model, and so at most {limit} characters, got {limit + 1} "
