@@ -142,7 +142,7 @@ class PromptBody(OllamaBody):
     )
 
 
-class OllamaMessage(Message):
+class DialogueMessage(Message):
     """A message of a dialogue; Ollama has fields of its own."""
 
     images: Annotated[Any, must_equal([])] = None
@@ -151,7 +151,7 @@ class OllamaMessage(Message):
 
 
 class DialogueBody(OllamaBody):
-    inputs: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = Field(
+    inputs: Annotated[list[DialogueMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = Field(
         default=None, alias="messages", description=f"{DIALOGUE} Without messages, the model is only loaded."
     )
     tools: Annotated[Any, must_equal([])] = None
