@@ -205,7 +205,7 @@ def stream(service: RayService) -> list[float]:
 
 
 def check_client_that_disconnects(service: RayService) -> None:
-    gone = 'sightline_request_failure_total{code="client_closed_request"}'
+    gone = 'sightline_request_failure_total{code="client_closed_request"'  # of any model
     for num_gone, is_stream in enumerate((False, True), start=1):
         parameters = LONG if is_stream else {**LONG, "num_beams": 8}
         body = json.dumps({"inputs": [SENTENCE] * 64, "stream": is_stream, "parameters": parameters})
