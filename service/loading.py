@@ -220,8 +220,8 @@ class BundleRepository:
         """See `Repository.load`.
 
         The model gets the rows that fit into the memory for decoder states beside the other loaded
-        models, but at least `MAX_BEAMS` if so many fit without the others, as at start; `max_rows`
-        sets another number. The rows of loaded models do not change.
+        models, but at least `MAX_BEAMS` if that number fits without the others, as at start. The
+        setting `max_rows` replaces the number. The rows of loaded models do not change.
         """
         bundles = self._find()
         matches = {folder: manifest for folder, manifest in bundles.items() if manifest.name == name}

@@ -14,8 +14,8 @@ from sightline.service.engine.throughput import Throughput
 REJECTIONS_PER_S = 500  # rejections beyond this rate are delayed
 REJECTION_BURST = 100
 MAX_REJECTION_DELAY_S = 1.0
-SLICES = 4  # a call holds at most one of so many parts of the waiting sequences and source tokens
-ADDRESS_SHARE = 3  # an address must leave one of so many parts of what it holds free for others
+SLICES = 4  # a call holds at most 1 / SLICES of the waiting sequences and source tokens
+ADDRESS_SHARE = 3  # an address must leave 1 / ADDRESS_SHARE of what it holds free for others
 
 
 class AdmissionController:
