@@ -73,7 +73,8 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
     # Imported here, once the installation is known to be sound: it imports ONNX Runtime, which
     # takes most of the start.
     from sightline.service.server import serve
-    from sightline.service.workers.supervisor import max_workers, supervise
+    from sightline.service.workers.shares import max_workers
+    from sightline.service.workers.supervisor import supervise
 
     num_workers = max_workers(settings)
     return serve(settings) if num_workers == 1 else supervise(settings, num_workers)

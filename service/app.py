@@ -19,6 +19,7 @@ from sightline.base.machine import resident_bytes
 from sightline.base.threads import run_in_daemon_thread
 from sightline.service import compat
 from sightline.service.api import health, models, root
+from sightline.service.api.endpoint import Endpoint
 from sightline.service.http import docs, page
 from sightline.service.http.application import Application
 from sightline.service.http.dispatch import CallLog, ErrorSender
@@ -95,14 +96,8 @@ def create_app(
                     await task
             await service.stop()
 
-    endpoints = [
-        *(page.endpoints(settings.allowed_frames) if settings.page else root.ENDPOINTS),
-        *(endpoint for module in NATIVE for endpoint in module.ENDPOINTS),
-        *docs.ENDPOINTS,
-        *compat.endpoints(settings.api_names),
-    ]
     app = Application(
-        endpoints,
+        endpoints_of(settings),
         compat.error_formats(settings.api_names),
         title="Sightline",
         version=__version__,
@@ -123,6 +118,16 @@ def create_app(
     app.state.service = service
     app.state.pages = docs.Pages(app.openapi, settings.allowed_frames)
     return app
+
+
+def endpoints_of(settings: Settings) -> list[Endpoint]:
+    """Return the endpoints of the application, in the order of the document."""
+    return [
+        *(page.endpoints(settings.allowed_frames) if settings.page else root.ENDPOINTS),
+        *(endpoint for module in NATIVE for endpoint in module.ENDPOINTS),
+        *docs.ENDPOINTS,
+        *compat.endpoints(settings.api_names),
+    ]
 
 
 class Cors(CORSMiddleware):

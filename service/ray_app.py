@@ -30,7 +30,7 @@ from sightline.service.logs import configure_logging
 from sightline.service.server import RESPONSE_S, DrainingServer
 from sightline.service.settings import Settings, SettingsError, is_loopback, make_settings
 from sightline.service.startup import SWITCH_INTERVAL_S, check_settings
-from sightline.service.workers.supervisor import share_of
+from sightline.service.workers.shares import share_of
 
 DEPLOYMENT = "Sightline"
 TARGETS = "metrics_targets"  # argument of `build` that is no setting

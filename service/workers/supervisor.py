@@ -5,13 +5,11 @@ processes share the memory of the imported libraries. See docs/adr/0032-workers.
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import signal
 import socket
-import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,17 +17,15 @@ from typing import Any, Literal, NoReturn
 
 from prometheus_client.core import GaugeMetricFamily
 
-from sightline.base.bundle import BundleError, Manifest
 from sightline.base.errors import EXIT_CANNOT_SERVE, EXIT_FAILED, EXIT_USAGE
-from sightline.base.machine import available_memory, usable_threads
+from sightline.base.machine import usable_threads
 from sightline.service.api_errors import ApiError
-from sightline.service.discovery import find_bundles
-from sightline.service.http.connections import network_of
+from sightline.service.app import endpoints_of
+from sightline.service.http.application import route_of
 from sightline.service.keys import Quota
 from sightline.service.metrics import (
     FAILED_WORKERS,
     PREFIX,
-    SHARED_SETTINGS,
     Texts,
     merge,
     texts_of,
@@ -37,18 +33,15 @@ from sightline.service.metrics import (
     without_gauges,
 )
 from sightline.service.quotas import Grant, QuotaStore
-from sightline.service.runtime.thread_counts import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
+from sightline.service.runtime.thread_counts import MAX_BYTES_ALONE, SharedActivity, ThreadPlan
 from sightline.service.server import RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening, log_page
 from sightline.service.settings import Settings
 from sightline.service.workers.channel import ALIVE_S, Channel, ChannelClosedError
-from sightline.service.workers.handover import connected_pair, ended_connections, send_connection
-from sightline.service.workers.worker_process import run_worker
+from sightline.service.workers.handover import connected_pair
+from sightline.service.workers.listener import Listener, WorkerConnections
+from sightline.service.workers.shares import manifests_of, share_of
+from sightline.service.workers.worker_process import run_forked
 
-PROCESS_BYTES = 160_000_000  # a worker without models; measured, see docs/how-to/tune.md
-BACKLOG = 2048
-ACCEPTED_AT_ONCE = 32  # connections, before other work of the supervisor has its turn
-RETRY_S = 0.01  # pause of the listener while no worker can take a connection
-NO_DESCRIPTOR_S = 0.5  # pause of the listener if the process has no descriptor left
 REAP_S = 0.005
 END_S = 2.0  # time in which a worker must end after it has closed its channel
 MAX_FAILED_STARTS = 3
@@ -59,51 +52,7 @@ MAX_SILENT = 6  # it is ended
 MAX_SILENT_AT_START = 60  # while imports and loads may hold Python's global lock
 METRICS_S = 2.0  # time in which a worker must report its metrics; otherwise its last ones count
 FINAL_CODES = (EXIT_USAGE, EXIT_CANNOT_SERVE)  # exit codes of a worker that no restart can change
-MIN_SHARE = {"max_waiting_sequences": 32, "max_waiting_tokens": 4096, "max_rows": 8}
 logger = logging.getLogger(__name__)
-
-
-def max_workers(settings: Settings) -> int:
-    """Return the largest useful number of worker processes.
-
-    It is the number of the setting, or that of the cores, divided by the threads of a graph if they
-    are set, if the memory suffices. A GPU is used by one process.
-    """
-    if settings.workers != "auto":
-        return int(settings.workers)
-    cores = usable_threads() // max(1, settings.threads)
-    if cores <= 1 or settings.provider == "cuda":
-        return 1
-    manifests = _manifests(settings)
-    if not manifests or any(manifest.rows is not None for manifest in manifests):
-        return 1
-    memory = available_memory()
-    if memory is None:
-        return cores
-    worker_bytes = PROCESS_BYTES
-    for manifest in manifests:
-        has_two_sessions = not settings.threads and threads_alone(manifest.loaded_bytes, cores) > 1
-        worker_bytes += manifest.loaded_bytes * (2 if has_two_sessions else 1)
-    return max(1, min(cores, memory // (2 * worker_bytes)))  # the other half is for states and responses
-
-
-def _manifests(settings: Settings) -> list[Manifest]:
-    """Return the manifests of the bundles; none if there are none that can be read."""
-    try:
-        return list(find_bundles(settings.bundles, on_failure=lambda folder, error: None).values())
-    except BundleError:  # a worker reports it
-        return []
-
-
-def share_of(settings: Settings, num_workers: int) -> Settings:
-    """Return the settings of one worker, whose limits are its share of those of the service."""
-
-    def share(name: str, limit: int) -> int:
-        return max(-(-limit // num_workers), min(limit, MIN_SHARE.get(name, 0)))
-
-    shares = {name: share(name, getattr(settings, name)) for name in SHARED_SETTINGS}
-    shares["max_waiting_bytes"] = max(shares["max_waiting_bytes"], settings.max_body_bytes)
-    return settings.model_copy(update=shares)
 
 
 @dataclass(eq=False)
@@ -113,12 +62,10 @@ class WorkerProcess:
     slot: int  # index of the worker, from 0
     pid: int
     channel: Channel
-    handover: socket.socket
+    connections: WorkerConnections
     state: Literal["starting", "ready", "retiring"] = "starting"
     has_loaded: bool = False  # its models, although others may have some that it must load
     num_silent: int = 0  # intervals without a sign of life
-    networks: dict[int, str] = field(default_factory=dict)  # client's network by number of the connection
-    num_of_network: Counter[str] = field(default_factory=Counter)
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
     has_ended: asyncio.Event = field(default_factory=asyncio.Event)
     metrics: Texts = field(default_factory=list)  # at the last scrape, or at its end
@@ -141,7 +88,7 @@ class Supervisor:
         # there are fewer workers.
         cores = usable_threads()
         share, most = max(1, cores // num_workers), 1
-        if settings.workers == "auto" and any(model.loaded_bytes > MAX_BYTES_ALONE for model in _manifests(settings)):
+        if settings.workers == "auto" and any(model.loaded_bytes > MAX_BYTES_ALONE for model in manifests_of(settings)):
             most = cores
         self._plan = ThreadPlan(share, most, cores)
         self._activity = SharedActivity(num_workers)
@@ -149,11 +96,7 @@ class Supervisor:
         self._is_measuring = settings.threads == 0 and max(share, most) > 1
         self._workers: list[WorkerProcess] = []  # all that run, retiring ones included
         self._failed_starts: Counter[int] = Counter()  # consecutive ones, by slot
-        self._listeners: list[socket.socket] = []
-        self._is_listening = False
-        self._waiting: list[socket.socket] = []  # an accepted connection that no worker has taken yet
-        self._next_connection = 0
-        self._networks: Counter[str] = Counter()  # connections of all workers, by the client's network
+        self._listener = Listener([], self._candidates)  # until the port is bound
         self._served: dict[str, Any] | None = None  # digest and state of the models, by name
         self._former: dict[str, Any] = {}  # the same before the workers are replaced
         self._failed: set[str] = set()  # folders of the bundles that are not served, because they are damaged
@@ -174,26 +117,19 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         self._exit_code = loop.create_future()
         try:
-            self._listeners = await self._listen()
+            self._listener = Listener(await bind(self._settings), self._candidates)
         except OSError as error:
             logger.error(error)
             return EXIT_CANNOT_SERVE
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
-        log_listening(self._settings.host, self._listeners[0].getsockname()[1])
+        log_listening(self._settings.host, self._listener.port)
         if not self._is_measuring:
             self._log_workers(self._settings.threads or 1)
         self._spawn(self._end_silent_workers())
         for slot in range(1 if self._is_measuring else self._num_workers):
             await self._start(slot)
         return await self._exit_code
-
-    async def _listen(self) -> list[socket.socket]:
-        listeners = await bind(self._settings)
-        for listener in listeners:
-            listener.setblocking(False)
-            listener.listen(BACKLOG)
-        return listeners
 
     # Workers
 
@@ -208,9 +144,7 @@ class Supervisor:
         """Serve the calls of a worker until it ends, and start the next one."""
         if self._is_draining:
             worker.channel.notify("drain", 0.0)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(worker.handover.fileno(), self._forget_ended, worker)
-        self._update_listening()
+        self._listener.add(worker.connections)
 
         async def alive() -> None:
             worker.num_silent = 0
@@ -244,12 +178,9 @@ class Supervisor:
                 "end_quota": self._quotas.end,
             }
         )
-        loop.remove_reader(worker.handover.fileno())
-        worker.handover.close()
         self._workers.remove(worker)
-        self._networks -= worker.num_of_network
+        self._listener.remove(worker.connections)
         self._ended_metrics = merge([self._ended_metrics, without_gauges(worker.metrics)])
-        self._update_listening()
         worker.exit_code = await self._reap(worker.pid)
         self._activity.clear(worker.slot)
         self._quotas.forget(worker.pid)
@@ -266,7 +197,7 @@ class Supervisor:
             run_forked(share, plan, slot + 1, control_of_worker, handover_of_worker)
         for sock in (control_of_worker, handover_of_worker):
             sock.close()
-        return WorkerProcess(slot, pid, await Channel.open(control), handover)
+        return WorkerProcess(slot, pid, await Channel.open(control), WorkerConnections(handover))
 
     async def _end_silent_workers(self) -> None:
         """End each worker whose event loop hangs; another one follows."""
@@ -309,7 +240,7 @@ class Supervisor:
         worker.state = "ready"
         worker.is_ready.set()
         self._failed_starts[worker.slot] = 0
-        self._update_listening()
+        self._listener.update()
         self._tell_if_all_are_ready()
 
     def _tell_if_all_are_ready(self) -> None:
@@ -317,7 +248,7 @@ class Supervisor:
         num_ready = len({worker.slot for worker in self._workers if worker.state == "ready"})
         if not self._have_all_been_ready and num_ready == self._num_workers and not self._is_measuring:
             self._have_all_been_ready = True
-            log_page(self._settings, self._listeners[0].getsockname()[1])
+            log_page(self._settings, self._listener.port)
         if self._have_all_been_ready:
             for worker in self._workers:
                 worker.channel.notify("peers_ready")
@@ -470,99 +401,20 @@ class Supervisor:
         for worker in self._workers:
             worker.channel.notify("drain", drain_s)
         loop = asyncio.get_running_loop()
-        loop.call_later(drain_s, self._close_listeners)
+        loop.call_later(drain_s, self._listener.close)
         loop.call_later(drain_s + self._settings.shutdown_timeout_s + RESPONSE_S + END_S, self._finish, EXIT_FAILED)
         if not self._workers:
             self._finish(0)
 
-    def _close_listeners(self) -> None:
-        self._update_listening(is_possible=False)
-        for listener in self._listeners:
-            listener.close()
-
-    # Connections
-
-    def _candidates(self) -> list[WorkerProcess]:
+    def _candidates(self) -> list[WorkerConnections]:
         """Return the workers that can take a connection, the one with the fewest first.
 
         While no worker is ready, those that start take connections, and say that they load.
         """
         ready = [worker for worker in self._workers if worker.state == "ready"]
         usable = ready or [worker for worker in self._workers if worker.state == "starting"]
-        return sorted(usable, key=lambda worker: (worker.num_silent >= SUSPECT, len(worker.networks)))
-
-    def _update_listening(self, *, is_possible: bool = True) -> None:
-        """Accept connections while there is a worker for them."""
-        should_listen = is_possible and not self._waiting and bool(self._candidates())
-        if should_listen == self._is_listening:
-            return
-        self._is_listening = should_listen
-        loop = asyncio.get_running_loop()
-        for listener in self._listeners:
-            if listener.fileno() == -1:  # closed at the end of the drain window
-                continue
-            if should_listen:
-                loop.add_reader(listener.fileno(), self._accept, listener)
-            else:
-                loop.remove_reader(listener.fileno())
-
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
-            try:
-                connection, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                logger.error("connections cannot be accepted: %s", error.strerror)
-                self._pause(NO_DESCRIPTOR_S)
-                return
-            if not self._hand_over(connection):
-                self._waiting.append(connection)
-                self._pause(RETRY_S)
-                return
-
-    def _pause(self, seconds: float) -> None:
-        self._update_listening(is_possible=False)
-        asyncio.get_running_loop().call_later(seconds, self._continue)
-
-    def _continue(self) -> None:
-        while self._waiting and self._hand_over(self._waiting[0]):
-            del self._waiting[0]
-        if self._waiting:
-            self._pause(RETRY_S)
-        else:
-            self._update_listening()
-
-    def _hand_over(self, connection: socket.socket) -> bool:
-        """Send a connection to the worker with the fewest; return False if none can take it."""
-        try:
-            peer = connection.getpeername()
-        except OSError:  # the client has gone
-            connection.close()
-            return True
-        network = network_of(peer[0])
-        for worker in self._candidates():
-            elsewhere = (
-                self._networks.total() - len(worker.networks),
-                self._networks[network] - worker.num_of_network[network],
-            )
-            with contextlib.suppress(OSError):  # it has just ended
-                if send_connection(worker.handover, connection, self._next_connection, elsewhere):
-                    worker.networks[self._next_connection] = network
-                    worker.num_of_network[network] += 1
-                    self._networks[network] += 1
-                    self._next_connection += 1
-                    connection.close()
-                    return True
-        return False
-
-    def _forget_ended(self, worker: WorkerProcess) -> None:
-        for number in ended_connections(worker.handover):
-            network = worker.networks.pop(number)
-            for counter in (worker.num_of_network, self._networks):
-                counter[network] -= 1
-                if not counter[network]:
-                    del counter[network]
+        usable.sort(key=lambda worker: (worker.num_silent >= SUSPECT, len(worker.connections.networks)))
+        return [worker.connections for worker in usable]
 
     # Calls of the workers
 
@@ -636,38 +488,10 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
 
-def run_forked(
-    settings: Settings, plan: ThreadPlan, number: int, control: socket.socket, handover: socket.socket
-) -> NoReturn:
-    """Run a worker in a process that was forked from the supervisor."""
-    try:
-        signal.set_wakeup_fd(-1)
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_IGN)
-        discard_descriptors({control.fileno(), handover.fileno()})
-        run_worker(settings, plan, number, control, handover)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(EXIT_FAILED)
-
-
-def discard_descriptors(kept: set[int]) -> None:
-    """Replace the inherited descriptors, such as the listeners and the channels of other workers.
-
-    They become /dev/null and are not closed, because objects of the parent process, which this
-    process still has, know their numbers.
-    """
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor > 2 and descriptor not in kept and descriptor != null:
-            with contextlib.suppress(OSError):  # the one that listed them
-                os.fstat(descriptor)
-                os.dup2(null, descriptor, inheritable=False)
-
-
 def supervise(settings: Settings, num_workers: int) -> NoReturn:
     """Serve with several workers until a signal, then exit the process."""
+    for endpoint in endpoints_of(settings):
+        route_of(endpoint)  # so that each worker has them without the work
     gc.collect()
     gc.freeze()  # so that the garbage collector of a worker does not copy shared memory
     supervisor = Supervisor(settings, num_workers)

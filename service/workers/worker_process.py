@@ -9,7 +9,9 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 import socket
+import traceback
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import NoReturn
 
@@ -228,3 +230,33 @@ def run_worker(
         exit_code = int(ended.code or 0)
     log_end(exit_code)
     os._exit(exit_code)
+
+
+def run_forked(
+    settings: Settings, plan: ThreadPlan, number: int, control: socket.socket, handover: socket.socket
+) -> NoReturn:
+    """Run a worker in a process that was forked from the supervisor."""
+    try:
+        signal.set_wakeup_fd(-1)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
+        discard_descriptors({control.fileno(), handover.fileno()})
+        run_worker(settings, plan, number, control, handover)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(EXIT_FAILED)
+
+
+def discard_descriptors(kept: set[int]) -> None:
+    """Replace the inherited descriptors, such as the listeners and the channels of other workers.
+
+    They become /dev/null and are not closed, because objects of the parent process, which this
+    process still has, know their numbers.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in kept and descriptor != null:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.fstat(descriptor)
+                os.dup2(null, descriptor, inheritable=False)

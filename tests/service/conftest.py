@@ -529,7 +529,7 @@ def wait_until(is_true: Callable[[], bool], timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not is_true():
         assert time.monotonic() < end, "it never came about"
-        time.sleep(0.002)
+        time.sleep(0.01)
 
 
 def read_all(connection: socket.socket) -> bytes:

@@ -19,6 +19,7 @@ from sightline.service.inference.changes import RETRY_DELAY_S
 from sightline.service.inference.service import Model, Service
 from sightline.service.settings import Settings
 from sightline.service.workers.channel import Channel, ChannelClosedError
+from sightline.service.workers.listener import WorkerConnections
 from sightline.service.workers.supervisor import Supervisor, WorkerProcess
 from sightline.service.workers.worker_process import SupervisedPeers, model_calls
 from tests.service.conftest import MakeBackend, Running, Start
@@ -80,7 +81,7 @@ class Simulation:
         service = service_of(running)
         service.peers, self.channels[id(running)] = SupervisedPeers(own), own
         unused: Any = None
-        worker = WorkerProcess(0, -1, channel, unused)
+        worker = WorkerProcess(0, -1, channel, WorkerConnections(unused))
 
         async def attend() -> None:
             await channel.run({"load": supervisor._load, "unload": supervisor._unload})

@@ -18,8 +18,8 @@ import pytest
 from sightline.service.keys import Quota, add_key
 from sightline.service.metrics import SHARED_SETTINGS
 from sightline.service.settings import Settings, SettingsError, make_settings
-from sightline.service.workers import supervisor
-from sightline.service.workers.supervisor import max_workers, share_of
+from sightline.service.workers import shares
+from sightline.service.workers.shares import max_workers, share_of
 from tests.service.conftest import wait_until
 from tests.service.workers.conftest import Load, Run, WorkerService, copy_bundle
 
@@ -295,10 +295,10 @@ def test_a_service_that_can_never_start_ends_with_3(run: Run, two: WorkerService
 WITH_TWO_CORES = """
 import sys
 from sightline.service.runtime import thread_counts
-from sightline.service.workers import supervisor
+from sightline.service.workers import shares, supervisor
 thread_counts.MIN_SECONDS = thread_counts.MIN_SPEEDUP = {limit}
 thread_counts.MAX_BYTES_ALONE = supervisor.MAX_BYTES_ALONE = 0
-supervisor.usable_threads = lambda: 2
+shares.usable_threads = supervisor.usable_threads = lambda: 2
 from sightline.service.__main__ import main
 sys.exit(main([]))
 """
@@ -326,9 +326,9 @@ def test_workers_and_threads_of_a_large_model_follow_from_one_measurement(
 ALONE_WITH_TWO_THREADS = """
 import sys
 from sightline.service.runtime import thread_counts
-from sightline.service.workers import supervisor
+from sightline.service.workers import shares, supervisor
 thread_counts.BYTES_OF_THREAD = 1_000_000
-supervisor.usable_threads = lambda: 2
+shares.usable_threads = supervisor.usable_threads = lambda: 2
 from sightline.service.__main__ import main
 sys.exit(main([]))
 """
@@ -391,15 +391,15 @@ def test_the_gauges_of_the_settings_that_workers_share_are_added() -> None:
 def test_workers_are_as_many_as_cores_unless_set(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], expected: int
 ) -> None:
-    monkeypatch.setattr(supervisor, "usable_threads", lambda: 4)
-    monkeypatch.setattr(supervisor, "available_memory", lambda: 100 << 30)
+    monkeypatch.setattr(shares, "usable_threads", lambda: 4)
+    monkeypatch.setattr(shares, "available_memory", lambda: 100 << 30)
     assert max_workers(Settings(**{"bundles": bundle.parent, **settings})) == expected
 
 
 def test_little_memory_allows_fewer_workers(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "usable_threads", lambda: 64)
+    monkeypatch.setattr(shares, "usable_threads", lambda: 64)
     for memory, expected in ((2 << 30, 5), (1 << 30, 2), (1 << 28, 1)):
-        monkeypatch.setattr(supervisor, "available_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(shares, "available_memory", lambda memory=memory: memory)
         assert max_workers(Settings(bundles=bundle.parent)) == expected
 
 
