@@ -343,7 +343,7 @@ class Service:
         the call must name a model.
         """
         if name is None:
-            name = self._default_name(default_for or task)
+            name = self._require_default_name(default_for or task)
         model = self.models.get(name)
         if model is None:
             self._check_loaded(name)
@@ -358,7 +358,7 @@ class Service:
         """Return the model of requests that name none; None if they must name one."""
         return self.default_model if task is None else self.default_models.get(task)
 
-    def _default_name(self, task: DefaultTask | None) -> str:
+    def _require_default_name(self, task: DefaultTask | None) -> str:
         """Return the model of requests that name none, or raise the reason why there is none."""
         name = self.default_name(task)
         if name is not None and name in self.models:
