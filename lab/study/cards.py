@@ -1,5 +1,6 @@
 """Model cards of the bundles of the zoo, generated from manifests and results."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +77,9 @@ def write_cards(results: Results, bundles: Path) -> None:
     for name in SYSTEMS:
         folder = bundles / bundle_name(name)
         if (folder / MANIFEST).is_file():
-            (folder / CARD).write_text(card(name, read_manifest(folder), results), encoding="utf-8")
+            text = card(name, read_manifest(folder), results)
+            text = text.replace("](../../docs/", f"]({os.path.relpath('docs', folder)}/")
+            (folder / CARD).write_text(text, encoding="utf-8")
 
 
 def card(name: str, manifest: Manifest, results: Results) -> str:

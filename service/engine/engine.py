@@ -525,7 +525,7 @@ class Engine:
         A step over one row takes a fraction of the time of a step over all rows. The extra steps
         keep the latency of a small call close to its latency on an idle service. They are for
         callers that have one row, or if there are none, for calls that have one. Callers with one
-        row get a time in proportion to the `seconds` of the step over all rows (docs/adr/0035).
+        row get a time in proportion to the `seconds` of the step over all rows (docs/adr/0013).
         Without callers, the number of extra steps is proportional to that of running rows. Both are
         divided among the small calls. The next step over all rows repeats one that fails.
         """
