@@ -77,9 +77,8 @@ def write_cards(results: Results, bundles: Path) -> None:
     for name in SYSTEMS:
         folder = bundles / bundle_name(name)
         if (folder / MANIFEST).is_file():
-            text = card(name, read_manifest(folder), results)
-            text = text.replace("](../../docs/", f"]({os.path.relpath('docs', folder)}/")
-            (folder / CARD).write_text(text, encoding="utf-8")
+            text, docs = card(name, read_manifest(folder), results), os.path.relpath("docs", folder)
+            (folder / CARD).write_text(text.replace("](../../docs/", f"]({docs}/"), encoding="utf-8")
 
 
 def card(name: str, manifest: Manifest, results: Results) -> str:

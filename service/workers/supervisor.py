@@ -1,7 +1,7 @@
 """The supervisor: it owns the port, starts the workers and hands connections over to them.
 
 It is a single thread on an event loop and runs no graph. A worker is a fork of it, so that all
-processes share the memory of the imported libraries. See docs/adr/0032-workers-and-steps-that-hang.md.
+processes share the memory of the imported libraries. See docs/adr/0032.
 """
 
 import asyncio
