@@ -16,7 +16,7 @@ from sightline.model.evaluation.defaults import TEST_SPLIT
 
 CARD = "MODEL_CARD.md"
 
-# No system of the zoo is trained to embed sentences, so each card says what `/v1/encode` returns.
+# No system of the zoo is trained to embed sentences, so each card states what `/v1/encode` returns.
 NOT_SIMILARITY = (
     "The encoder was not trained for sentence similarity. `/v1/encode` returns its hidden states; their cosines do not "
     "measure how similar two sentences are in meaning."

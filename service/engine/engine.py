@@ -93,7 +93,7 @@ class Engine:
         self._max_batch_tokens = max_batch_tokens
         self._reserved_rows = runner.max_rows // ROWS_PER_RESERVED
         if self._manifest.is_decoder_only:
-            self._max_batch_tokens = sys.maxsize  # prompts are read one at a time, not in a padded batch
+            self._max_batch_tokens = sys.maxsize  # prompts are computed one at a time, not in a padded batch
         self._scheduler = Scheduler(self._max_batch_tokens, self._reserved_rows)
         # Requests that wait or are being encoded, by id. A request is added to the next container
         # before it is removed from the previous one, so that no other thread misses it in a count.
@@ -475,7 +475,7 @@ class Engine:
         return tuple(self._map_names["decoder"]) if prefill.records_maps else ()
 
     def _on_prompt_read(self, prefill: Prefill, now: float) -> None:
-        """Start the generations whose prompt has been read, or deliver its hidden states."""
+        """Start the generations whose prompt has been computed, or deliver its hidden states."""
         num_tokens = len(prefill.ids)
         self._notify(self._observer.on_encode, len(prefill.owners), num_tokens, num_tokens, prefill.seconds)
         self._prefix_cache.touch(prefill.keys)
@@ -498,7 +498,7 @@ class Engine:
             self._end(encoding, Failed("internal"))
 
     def _start(self, generations: Sequence[Generation], now: float) -> None:
-        """Start generations of a decoder-only model whose common prompt has been read."""
+        """Start generations of a decoder-only model whose common prompt has been computed."""
         for generation in generations:
             generation.active_request.encode_ended = now
         self._rows.start(generations)

@@ -455,7 +455,7 @@ class Supervisor:
     def _on_signal(self, number: signal.Signals) -> None:
         """Start to drain; end at the second signal. See `DrainingServer.handle_exit`.
 
-        SIGHUP replaces the workers, unless it says that the terminal of the service has ended.
+        SIGHUP replaces the workers, unless it means that the terminal of the service has ended.
         """
         if number == signal.SIGHUP and not self._has_terminal:
             self._spawn(self._replace_all())
@@ -485,7 +485,7 @@ class Supervisor:
     def _candidates(self) -> list[WorkerProcess]:
         """Return the workers that can take a connection, the one with the fewest first.
 
-        While no worker is ready, those that start take connections, and say that they load.
+        While no worker is ready, those that start take connections, and answer that they load.
         """
         ready = [worker for worker in self._workers if worker.state == "ready"]
         usable = ready or [worker for worker in self._workers if worker.state == "starting"]

@@ -406,7 +406,7 @@ def test_files_that_are_never_read_do_not_raise_the_limits(tmp_path: Path) -> No
         ("wait", "error: the work wait was ended, because the command had run for 1 seconds; this machine is too bus"),
         (
             "abort",
-            "error: the work abort ended with the signal SIGABRT: a library failed on a file of others, which may be "
+            "error: the work abort ended with the signal SIGABRT: a library failed on a third-party file, which may be "
             "damaged or need too much memory (memory allocation failed); download it again, or use another one",
         ),
         (
@@ -456,7 +456,7 @@ def test_the_command_line_exports_in_a_limited_process(copy_of: Callable[[str], 
     [
         ("mpnet", TOO_SHORT, "Cannot parse precompiled_charsmap"),  # a panic while the file is parsed
         ("marian", WRONG_INDICES, "index out of bounds"),  # a panic while a text is encoded
-        ("mpnet", HUGE, "ended with the signal SIGABRT: a library failed on a file of others"),
+        ("mpnet", HUGE, "ended with the signal SIGABRT: a library failed on a third-party file"),
         ("marian", HUGE, "memory allocation of"),
     ],
 )

@@ -1,4 +1,4 @@
-/** Files, links and snippets to take away from the page. */
+/** Files, links and snippets that export the view of the page. */
 
 import { toFragment } from "./state.js";
 

@@ -18,7 +18,7 @@ SHORT_LENGTHS = (1, 3, 7, 17)
 BATCH_SIZES = (2, 3, 5)
 
 
-def assert_bits_do_not_depend_on_company(runner: Runner, lengths: Sequence[int] = SHORT_LENGTHS) -> None:
+def assert_bits_do_not_depend_on_batch(runner: Runner, lengths: Sequence[int] = SHORT_LENGTHS) -> None:
     """Compare sources alone and in batches with longer ones of each length modulo 8."""
     random, manifest = np.random.default_rng(5), runner.manifest
     if "similar" in manifest.tasks:
