@@ -401,8 +401,8 @@ def test_files_that_are_never_read_do_not_raise_the_limits(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        ("loop", "error: the work loop was ended, because the command had used 1 seconds of processor time; a file o"),
-        ("check", "error: the work check was ended, because the command had used 1 seconds of processor time; a fil"),
+        ("loop", "error: the work loop was ended, because the command had used 1 seconds of processor time; a third"),
+        ("check", "error: the work check was ended, because the command had used 1 seconds of processor time; a thi"),
         ("wait", "error: the work wait was ended, because the command had run for 1 seconds; this machine is too bus"),
         (
             "abort",
@@ -415,7 +415,7 @@ def test_files_that_are_never_read_do_not_raise_the_limits(tmp_path: Path) -> No
         ),
         (
             "memory",
-            "error: the work memory needs more memory than is there or than files of this size need; a file of ",
+            "error: the work memory needs more memory than is there or than files of this size need; a third",
         ),
     ],
 )
