@@ -11,7 +11,6 @@ import io
 import json
 import os
 import re
-import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from pydantic import BaseModel
 
 from docs.comparisons import activation_rows, generation_rows, model_rows, names_of, option_rows
 from docs.limits import LIMITS
+from lab.bench.report import wrap_prose
 from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
 from sightline.base import bundle
@@ -56,7 +56,7 @@ def make_parts() -> dict[str, str]:
         "limits": limits_table(),
         "errors": errors_table(),
         "metrics": metrics_table(),
-        "manifest": manifest_tables(),
+        "manifest": manifest_fields(),
         "results": result_tables(schemas),
         "commands": command_sections(),
         "training": training_table(),
@@ -89,7 +89,7 @@ def result_tables(schemas: Mapping[str, Any]) -> str:
     sections = []
     for name, schema in schemas.items():
         if not is_request(name):
-            description = f"{wrap(schema['description'])}\n\n" if "description" in schema else ""
+            description = f"{wrap_prose(schema['description'])}\n\n" if "description" in schema else ""
             sections.append(f"### {name}\n\n{description}{schema_table(schema)}")
     return "\n\n".join(sections)
 
@@ -206,20 +206,21 @@ def metrics_table() -> str:
     return table(("metric", "type", "description"), rows)
 
 
-def manifest_tables() -> str:
+def manifest_fields() -> str:
     """Return one section for each object of the manifest, the manifest itself first."""
     sections = []
     models: list[type[BaseModel]] = [Manifest, *_parts_of_manifest()]
     for model in models:
         title = "`manifest.json`" if model is Manifest else f"`{model.__name__}`"
-        text = "" if model is Manifest else f"{wrap(inspect.cleandoc(model.__doc__ or ''))}\n\n"
+        text = "" if model is Manifest else f"{inspect.cleandoc(model.__doc__ or '')}\n\n"
         comments = dict(FIELD_COMMENT.findall(inspect.getsource(model)))
         properties = model.model_json_schema(ref_template="#/components/schemas/{model}")["properties"]
-        rows = [
-            (f"`{name}`", linked_type(schema), default_of(schema), schema.get("description") or comments.get(name, ""))
-            for name, schema in properties.items()
-        ]
-        sections.append(f"### {title}\n\n{text}{table(('field', 'type', 'default', 'description'), rows)}")
+        fields = []
+        for name, schema in properties.items():
+            default = default_of(schema) and f", default {default_of(schema)}"
+            description = schema.get("description") or comments.get(name)
+            fields.append(f"- `{name}` ({linked_type(schema)}{default}){f': {description}' if description else ''}")
+        sections.append(wrap_prose(f"### {title}\n\n{text}" + "\n".join(fields)))
     return "\n\n".join(sections)
 
 
@@ -260,11 +261,6 @@ def code_of(value: Any) -> str:
     if value in (None, ""):
         return ""
     return f"`{json.dumps(value) if isinstance(value, bool | int | float | list) else value}`"
-
-
-def wrap(text: str) -> str:
-    """Wrap the paragraphs of a docstring for a page."""
-    return "\n\n".join(textwrap.fill(paragraph, WIDTH) for paragraph in text.split("\n\n"))
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

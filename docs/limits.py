@@ -18,7 +18,7 @@ class LimitRow:
 
     text: str
     source: str  # name of its setting, or where else it comes from
-    code: ErrorCode | None  # None: there is no error, as the text says
+    code: ErrorCode | None  # None: there is no error, as the text states
     label: Limit | None = None  # in `sightline_limit_reached_total`
     value: str = ""  # for one that is no setting, or follows from it
 
@@ -64,7 +64,7 @@ LIMITS = (
     LimitRow("masks of an input of `/v1/fill-mask`", "fixed", "invalid_parameter", value=str(MAX_MASKS)),
     LimitRow("tokens of an input, and of a target", "manifest of the model", "input_too_long", value="of the model"),
     LimitRow(
-        "sequences of a model that wait, with those in its rows",
+        "sequences of a model that wait, with those in its decoder slots",
         "max_waiting_sequences",
         "overloaded",
         "waiting_sequences",
@@ -98,8 +98,8 @@ LIMITS = (
     LimitRow("text of a call that tokenizes", "fixed", "response_too_large", value=f"{MAX_TEXT_BYTES} bytes"),
     LimitRow("ids of a call that detokenizes", "fixed", "response_too_large", value=str(MAX_IDS)),
     LimitRow("seconds without a byte read by the client, whose connection then closes", "client_timeout_s", None),
-    LimitRow("rows that a model decodes at once; other sequences wait", "max_rows", None),
-    LimitRow("decoder state of all models, from which their rows follow", "memory_bytes", None, value="half of it"),
+    LimitRow("sequences that a model decodes at once; others wait", "max_rows", None),
+    LimitRow("decoder state of all models, from which their number of slots follows", "memory_bytes", None, value="half of it"),
     LimitRow(
         "prefix caches of all models; the oldest prefixes leave", "memory_bytes", None, value="an eighth, at most 1 GiB"
     ),

@@ -1,6 +1,6 @@
 """Description of a checkpoint: what its graphs, its files and its manifest follow from.
 
-Everything that a checkpoint says about itself comes together here: configuration, weights,
+Everything that a checkpoint states about itself comes together here: configuration, weights,
 tokenizers, generation settings, languages and pooling.
 """
 
@@ -184,7 +184,7 @@ def _chat_of_run(run: TrainingRun) -> tuple[ChatTemplate | None, tuple[int, ...]
     missing = [name for name in (IM_START, IM_END) if name not in special]
     if missing:
         raise ValueError(
-            f"{run.path / TOKENIZER} has no special token {missing[0]}, but {RECORD} of the run says that it was "
+            f"{run.path / TOKENIZER} has no special token {missing[0]}, but {RECORD} of the run states that it was "
             "trained on dialogues; use the files of one run"
         )
     return template, (special[IM_END],)

@@ -120,7 +120,7 @@ def out_of_memory() -> str:
     """Return the error of a step that has asked for more memory than its limit."""
     step = "the command" if _report is None else _read_step(_report)[2]
     return (
-        f"{step} needs more memory than is there or than files of this size need; a file of others may be damaged: "
+        f"{step} needs more memory than is there or than files of this size need; a third-party file may be damaged: "
         "use another checkpoint or tokenizer, or end other programs and try again"
     )
 
@@ -164,19 +164,19 @@ def _reason(number: int, processor: str, elapsed: str, step: str, message: str) 
     """Return the error of a step that a signal has ended after a message of a library."""
     if number == signal.SIGXCPU:
         return (
-            f"{step} was ended, because the command had used {processor} seconds of processor time; a file of others "
+            f"{step} was ended, because the command had used {processor} seconds of processor time; a third-party file "
             "asks for unbounded work: use another checkpoint or tokenizer"
         )
     if number == signal.SIGALRM:
         return (
-            f"{step} was ended, because the command had run for {elapsed} seconds; this machine is too busy, or a file "
-            "of others asks for unbounded work: try again, or use another checkpoint or tokenizer"
+            f"{step} was ended, because the command had run for {elapsed} seconds; this machine is too busy, or a "
+            "third-party file asks for unbounded work: try again, or use another checkpoint or tokenizer"
         )
     if number == signal.SIGKILL:
         return f"{step} was ended, probably because there is too little memory; end other programs and try again"
     name = signal.Signals(number).name
     return (
-        f"{step} ended with the signal {name}: a library failed on a file of others, which may be damaged or need "
+        f"{step} ended with the signal {name}: a library failed on a third-party file, which may be damaged or need "
         f"too much memory{message and f' ({message})'}; download it again, or use another one"
     )
 

@@ -26,7 +26,7 @@ def write_model(
     """Write all files of a model except its weights and the manifest, which is returned.
 
     The manifest lacks the results of the check. Fields of `described` with the name of a field of
-    the manifest are copied. The metadata of the user precedes what the checkpoint says; `origin` is
+    the manifest are copied. The metadata of the user precedes that of the checkpoint; `origin` is
     None for a model of this project.
     """
     entries = write_graphs(folder, graphs)

@@ -154,7 +154,7 @@ class ImportOptions(Options):
 
 
 class CheckpointOptions(RunOptions, ImportOptions):
-    """Export a checkpoint as a verified bundle: a training run, or a checkpoint of others."""
+    """Export a checkpoint as a verified bundle: a training run, or a third-party checkpoint."""
 
     example = "runs/multi30k-en-de --out bundles/multi30k-en-de"
 

@@ -153,9 +153,9 @@ def verify_bundle(
 ) -> Verification:
     """Compare a bundle on disk, whose files were checked, with its checkpoint.
 
-    The manifest says how the bundle was exported. `options` has the sentences and the tolerance of
-    the check. A `FileNotFoundError` names a missing file of a training run; other errors are those
-    of `compare`, and `BundleError` for a quantized bundle.
+    The manifest records how the bundle was exported. `options` has the sentences and the tolerance
+    of the check. A `FileNotFoundError` names a missing file of a training run; other errors are
+    those of `compare`, and `BundleError` for a quantized bundle.
     """
     if manifest.quantization is not None:
         raise BundleError(

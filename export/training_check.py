@@ -1,4 +1,4 @@
-"""Check of the files of others that a training reads, in a process with limits.
+"""Check of the third-party files that a training reads, in a process with limits.
 
 `sightline train` begins with a checkpoint (`--from`) or a tokenizer (`--tokenizer`) that others may
 have written. Before the training reads them, a child process with the limits of an import does. The

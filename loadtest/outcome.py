@@ -43,7 +43,7 @@ class Success:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Response 429 or 503: the service rejected the request and may say when to retry."""
+    """Response 429 or 503: the service rejected the request and may state when to retry."""
 
     code: str
     retry_after_s: int | None

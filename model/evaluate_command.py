@@ -29,7 +29,7 @@ def evaluate(options: EvaluateOptions) -> None:
     config, _ = load_parts(checkpoint)
     task = _task_of(config)
     if options.data is None and "data_path" not in record:
-        raise UsageError(f"{run} does not say which data it was trained on; name a file or folder as DATA")
+        raise UsageError(f"{run} does not record which data it was trained on; name a file or folder as DATA")
     data = options.data or Path(record["data_path"])
     is_own_data = "data_path" in record and data.resolve() == Path(record["data_path"]).resolve()
     is_recorded = is_own_data and options.limit is None and checkpoint.name == AVERAGED

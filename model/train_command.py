@@ -69,8 +69,8 @@ from sightline.model.training.translation import TRANSLATION
 TASKS: Mapping[TaskName, Task[Any, Any]] = {
     task.name: task for task in (TRANSLATION, CLASSIFICATION, LANGUAGE_MODEL, ENCODER)
 }
-# Checks files of others before this process reads them: their path, the task, and True if its data
-# have dialogues.
+# Checks third-party files before this process reads them: their path, the task, and True if its
+# data have dialogues.
 CheckFiles: TypeAlias = Callable[[Path, TaskName, bool], None]
 OPTIONS_FILE = "options.toml"  # in the folder of a run
 BYTES_OF_STATE = 12  # of a parameter: float32 weight and two moments of Adam
@@ -281,7 +281,7 @@ def _prepare(run: Path, corpus: Corpus, facts: Facts, beginning: _Beginning, val
 def _encode(
     tokenizer: Tokenizer, records: Sequence[Any], *, labels: Sequence[str], max_length_tokens: int, model: Any
 ) -> list[Any]:
-    """Encode records for a model of this project, or for one of others."""
+    """Encode records for a model of this project, or for a third-party one."""
     try:
         if isinstance(model, PretrainedConfig) and model.task == "language-model":
             return encode_records(model, tokenizer, records)

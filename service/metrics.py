@@ -49,11 +49,11 @@ FAILED_WORKERS = "workers_failed"  # gauge that the supervisor sets
 # Gauges of each model with their descriptions.
 MODEL_GAUGES: Mapping[str, str] = {
     "num_requests_running": "Number of sequences in the running batch.",
-    "num_requests_waiting": "Number of sequences that wait for the encoder or for rows of the running batch.",
+    "num_requests_waiting": "Number of sequences that wait for the encoder or for a slot of the running batch.",
     "model_load_seconds": "Duration of the last load of the model in seconds.",
     "model_weight_bytes": "Size of the graphs and weights on disk in bytes.",
     "model_state_bytes_per_row": "Maximum decoder state of one row in bytes.",
-    "model_max_state_bytes": "Maximum decoder state of all rows in bytes.",
+    "model_max_state_bytes": "Maximum decoder state of all slots in bytes.",
     "model_state_bytes": "Decoder state reserved by running sequences in bytes, as if they had the maximum length.",
     "model_max_prefix_cache_bytes": "Maximum size of the prefix cache in bytes.",
     "model_prefix_cache_bytes": "Size of the states in the prefix cache in bytes.",
@@ -135,7 +135,7 @@ class Metrics:
                 ),
                 ("request_decode_time_seconds", "Time that a sequence spent in the decoder in seconds."),
                 ("engine_step_seconds", "Duration of one decoder step of the batch in seconds."),
-                ("batch_size_rows", "Number of rows in a decoder step: one for each sequence, or one for each beam."),
+                ("batch_size_rows", "Number of sequences in a decoder step; a beam search counts once for each beam."),
                 ("encoder_batch_size", "Number of sequences in an encoder batch, or with a common prompt."),
                 ("encoder_batch_seconds", "Duration of an encoder batch, or of reading a prompt, in seconds."),
                 ("batch_padding_ratio", "Fraction of padding in an encoder batch."),

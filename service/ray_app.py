@@ -1,7 +1,7 @@
 """The service in Ray Serve: the application as an ingress deployment, one replica a core or GPU.
 
 It needs the extra `ray`, so only `sightline.service.ray_command` and the configuration of a Ray
-cluster (deploy/ray/serve.yaml) import it. See docs/adr/0036-ray-serve.md.
+cluster (deploy/ray/serve.yaml) import it. See docs/adr/0036-proxies-ray-and-kubernetes.md.
 """
 
 import asyncio

@@ -162,14 +162,14 @@ class Settings(Options):
     that begin alike. Without keys, callers can learn each other's prompts by the time to the first
     token."""
     max_rows: int = Field(default=0, ge=0, le=1024)
-    """Rows that one model decodes at once: one for each sequence, `num_beams` for a beam search; 0
+    """Sequences that one model decodes at once, each in a slot (row), a beam search in several; 0
     derives the number from `memory_bytes`, between 8 and 32 (on CUDA 128), or fewer for a model of
-    which only these fit. More rows raise the throughput and the time of each token."""
+    which only these fit. A larger number raises the throughput and the time of each token."""
     max_inputs: int = Field(default=MAX_INPUTS, ge=1, le=MAX_INPUTS)
     """Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split
     into sentences is one input. A smaller number keeps one client from occupying the service."""
     max_waiting_sequences: int = Field(default=256, ge=1)
-    """Maximum sequences that wait for one model, in addition to those in its rows; more get 429. A
+    """Maximum sequences that wait for one model, in addition to those in its slots; more get 429. A
     call enters a quarter of them at a time, at least 32; its other sequences follow as these
     finish. A call that enters n sequences needs 2n - 1 free places unless it is alone. One API key
     holds at most half of all places, and without keys an address three quarters. The source tokens

@@ -64,7 +64,7 @@ class Traces:
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         url = traces_endpoint()
         self._exporter = OTLPSpanExporter(endpoint=url)
-        # The lines of the library do not say which collector cannot be reached.
+        # The lines of the library do not name the collector that cannot be reached.
         logging.getLogger(OTLPSpanExporter.__module__).addFilter(functools.partial(_add_url, _shown(url)))
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("sightline", __version__)

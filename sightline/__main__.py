@@ -36,7 +36,7 @@ COMMANDS = {
     "load": Command("measure a running service under load, or compare two such runs"),
     "train": Command("train a model on your own data", "train"),
     "evaluate": Command("compute the metrics of a trained model", "train"),
-    "export": Command("export a training run, or import a model of others, as a bundle", "cpu,train"),
+    "export": Command("export a training run, or import a third-party model, as a bundle", "cpu,train"),
     "verify": Command("compare a bundle with its checkpoint", "cpu,train"),
     "align": Command("choose the heads of a bundle that align words", "cpu,import"),
     "quantize": Command("quantize a bundle to 8-bit or 4-bit weights", "cpu,import"),

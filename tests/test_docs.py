@@ -24,7 +24,8 @@ from sightline.service.metrics import Metrics
 from sightline.service.runtime.state_memory import row_bytes
 from sightline.service.settings import REPLACED, SETTINGS, env_name
 
-DOCUMENTS = sorted([*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("bundles").rglob("*.md")])
+FOLDERS = ("bundles", "docs", "lab")
+DOCUMENTS = sorted([*Path().glob("*.md"), *(page for folder in FOLDERS for page in Path(folder).rglob("*.md"))])
 README = Path("README.md").read_text(encoding="utf-8")
 MAKEFILE = Path("Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Slow, obvious twin of the graphs: a described model in NumPy, in float64, without padding.
+"""Slow reference of the graphs: a described model in NumPy, in float64, without padding.
 
 An import compares the ONNX graphs with it, and therefore needs neither PyTorch nor transformers.
 Several texts are computed at once, so that each weight is read only once: the tokens of all texts

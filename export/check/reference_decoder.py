@@ -1,4 +1,4 @@
-"""Slow, obvious twin of the decoder graphs: NumPy in float64, without a cache and padding.
+"""Slow reference of the decoder graphs: NumPy in float64, without a cache and padding.
 
 Axes: N tokens of all texts, T tokens of a text, S tokens of its source, M width, H heads, V
 vocabulary, R positions of a text whose results are kept.

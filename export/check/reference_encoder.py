@@ -1,4 +1,4 @@
-"""Slow, obvious twin of the encoder graphs: NumPy in float64, without padding.
+"""Slow reference of the encoder graphs: NumPy in float64, without padding.
 
 Axes: N tokens of all texts, T queries of a text, S keys of a text, M width, H heads, V vocabulary,
 R positions of a text whose results are kept.

@@ -138,7 +138,7 @@ def read_sources(
     Args:
         target_positions: smallest size of the axis that grows with the target.
         measured: further scalar outputs of the decoder graph to return for a decoder-only model, as
-            the maximum over the runs that read the prompts.
+            the maximum over the runs that compute the prompts.
 
     Returns:
         The outputs of the encoder graph, and the states. For a decoder-only model, the outputs are

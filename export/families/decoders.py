@@ -101,7 +101,7 @@ def _qwen_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def _windows(config: Config, defaults: Sequence[bool]) -> tuple[int | None, ...]:
-    """Return the window of each layer; without `layer_types`, `defaults` says which have one."""
+    """Return the window of each layer; without `layer_types`, `defaults` has those with one."""
     window: int | None = config.integer("sliding_window", 0, least=0, most=MAX_WINDOW) or None
     if not config.boolean("use_sliding_window", False):
         window = None
@@ -196,8 +196,8 @@ def check_output(
 ) -> None:
     """Check that the projection to the vocabulary exists.
 
-    Like transformers, a projection in the checkpoint is used even if the configuration says that it
-    is the embedding, and as the embedding if that is missing.
+    Like transformers, a projection in the checkpoint is used even if the configuration states that
+    it is the embedding, and as the embedding if that is missing.
     """
     is_tied = config.boolean("tie_word_embeddings", default)
     if is_tied and generates_text(config) and embedding not in tensors and output in tensors:
@@ -259,7 +259,7 @@ def rotary_from(
 
     Args:
         base: used if the object has none.
-        original: positions before they were extended; 0 if only the object can say.
+        original: positions before they were extended; 0 if only the object has it.
         share: share of a head that is rotated if the object has none. None: always all of it.
     """
     if share is None:

@@ -48,10 +48,7 @@ _MODULES: Mapping[str, _Modules] = {
 }
 FAMILIES = tuple(_MODULES)  # names of the families whose masked language models predict tokens
 # Versions of transformers differ in the tensor that they use.
-_TIED = (
-    "although tie_word_embeddings in config.json says that they are one; set it to false to use both, or remove one of "
-    "them"
-)
+_TIED = "although tie_word_embeddings in config.json is true; set it to false to use both, or remove one of them"
 
 
 def with_predictions(model: Description, config: Config, tensors: Tensors) -> Description:

@@ -137,7 +137,7 @@ def describe_configuration(family: Family, config: Config, tensors: Tensors) -> 
     config.ignore(*_HARMLESS, *GENERATION_KEYS)
     if config.get("quantization_config", None) is not None:
         raise ImportFailedError(
-            "config.json: quantization_config says that the weights are quantized, which is not supported; import the "
+            "config.json: the weights are quantized (quantization_config), which is not supported; import the "
             "repository with the original weights, and choose --bits 8 or 4 to quantize them"
         )
     try:

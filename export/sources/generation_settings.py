@@ -54,7 +54,7 @@ _HARMLESS = (
 # Settings that have no effect unless tokens are sampled, or unless there are several beams.
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 _OF_BEAMS = ("length_penalty", "early_stopping")
-# `generate` samples among this many tokens if a configuration does not say another number.
+# `generate` samples among this many tokens if a configuration has no other number.
 _TRANSFORMERS_TOP_K = 50
 
 

@@ -538,7 +538,7 @@ def detect_kind(path: Path) -> Kind:
     """Recognise the kind of a GGUF file, or of a folder by its files.
 
     A missing path, or a file of another kind, raises `UsageError`; a folder of no known kind
-    `ImportFailedError`, whose message says what it is.
+    `ImportFailedError`, whose message names the contents.
     """
     if not path.exists():
         raise UsageError(f"{path} does not exist; name the folder of a checkpoint")

@@ -21,7 +21,7 @@ from sightline.model.parts import AVERAGED, BEST, CONFIG, TOKENIZER, WEIGHTS
 RECORD, SETTINGS, EPOCHS = "record.json", "train.json", "epochs"
 # Files that a trainer writes into the folder of a run, and no checkpoint has.
 _OF_RUNS = (SETTINGS, "state.safetensors", "log.jsonl")
-# Settings that say something else in the files of earlier versions, unless the data have them.
+# Settings with another meaning in the files of earlier versions, unless the data have them.
 _OF_DATA = ("source", "target", "vocab_size")
 # Weights of a checkpoint of this project, and of a Hugging Face folder.
 _WEIGHTS = (WEIGHTS, "model.safetensors", "model.safetensors.index.json")
@@ -109,7 +109,7 @@ def run_checkpoint(path: Path) -> Iterator[tuple[Path, str]]:
 
     A run folder has `averaged` when its training has finished. Otherwise the weights of its last
     epochs are averaged in a temporary folder, or `best` is used, and the second value is a note
-    that says so. Otherwise it is empty. A run without a checkpoint is a `UsageError`, damaged
+    that states it. Otherwise it is empty. A run without a checkpoint is a `UsageError`, damaged
     weights of an epoch are a `ValueError`.
     """
     if not is_run(path):

@@ -257,7 +257,7 @@ def contradictions(folder: Files, tokenizer: Tokenizer, ids: Mapping[str, Collec
         if id_ not in added or added[id_].__getstate__() != token.__getstate__():
             stated.append(f"an added token {name}, but {TOKENIZER}: it is none, or one of other options")
     end = "The latter is used; AutoTokenizer of transformers may give other tokens"
-    return [*notes, *(f"{TOKENIZER_CONFIG} says {text}. {end}" for text in stated)]
+    return [*notes, *(f"{TOKENIZER_CONFIG} has {text}. {end}" for text in stated)]
 
 
 def _options(document: Mapping[str, Any]) -> dict[str, bool]:

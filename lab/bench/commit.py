@@ -19,7 +19,7 @@ MEASURED = (
     "pyproject.toml",
     "service",
     "sightline",
-    "tests/export",  # writes models of others
+    "tests/export",  # writes third-party models
     ":(exclude)lab/bench/results",
     ":(exclude)lab/study/results",
     ":(exclude,glob)**/*.md",

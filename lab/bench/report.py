@@ -13,6 +13,7 @@ from lab.bench.targets import RELIABILITY, TARGETS, Target
 DOCUMENTS = (
     Path("docs/performance.md"),
     Path("docs/explanation/reliability.md"),
+    Path("lab/docs/overload.md"),
     Path("docs/how-to/ray.md"),
     Path("README.md"),
 )

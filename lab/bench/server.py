@@ -1,4 +1,4 @@
-"""Start servers, ours and those of others, each in its own process on a free port."""
+"""Start servers, ours and third-party ones, each in its own process on a free port."""
 
 import contextlib
 import http.client

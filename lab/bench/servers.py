@@ -1,4 +1,4 @@
-"""Sections that compare the service with servers of others, with models and weights of users."""
+"""Sections that compare the service with other servers, with models and weights of users."""
 
 import json
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""The attention study of docs/research/attention.md: measurements, tables and pictures."""
+"""The attention study of lab/docs/attention-study.md: measurements, tables and pictures."""

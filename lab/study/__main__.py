@@ -65,16 +65,13 @@ DRAWINGS: Sequence[Drawing] = (
     ghost_attention,
 )
 RESULTS = Path("lab/study/results")
-DOCUMENTS = tuple(
-    Path("docs", name)
-    for name in (
-        "research/attention.md",
-        "research/attention-tables.md",
-        "research/similar.md",
-        "explanation/quantization.md",
-    )
+LAB_DOCS = Path("lab/docs")
+DOCUMENTS = (
+    Path("docs/research/attention.md"),
+    *(LAB_DOCS / name for name in ("attention-study.md", "attention-tables.md", "similar.md")),
+    Path("docs/explanation/quantization.md"),
 )
-PICTURES = Path("docs/research/attention")
+PICTURES = LAB_DOCS / "attention"
 WRITER = "python -m lab.study report"
 
 

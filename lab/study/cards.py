@@ -1,5 +1,6 @@
 """Model cards of the bundles of the zoo, generated from manifests and results."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from sightline.model.evaluation.defaults import TEST_SPLIT
 
 CARD = "MODEL_CARD.md"
 
-# No system of the zoo is trained to embed sentences, so each card says what `/v1/encode` returns.
+# No system of the zoo is trained to embed sentences, so each card states what `/v1/encode` returns.
 NOT_SIMILARITY = (
     "The encoder was not trained for sentence similarity. `/v1/encode` returns its hidden states; their cosines do not "
     "measure how similar two sentences are in meaning."
@@ -76,7 +77,8 @@ def write_cards(results: Results, bundles: Path) -> None:
     for name in SYSTEMS:
         folder = bundles / bundle_name(name)
         if (folder / MANIFEST).is_file():
-            (folder / CARD).write_text(card(name, read_manifest(folder), results), encoding="utf-8")
+            text, docs = card(name, read_manifest(folder), results), os.path.relpath("docs", folder)
+            (folder / CARD).write_text(text.replace("](../../docs/", f"]({docs}/"), encoding="utf-8")
 
 
 def card(name: str, manifest: Manifest, results: Results) -> str:

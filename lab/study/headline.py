@@ -18,7 +18,7 @@ TEXTS = {
     "post-norm": "Transformer",
     "transformer": "Transformer, as shipped",
 }
-_PRECISIONS = {"float32": "float32", "bfloat16": "[bfloat16](training.md#precision)"}
+_PRECISIONS = {"float32": "float32", "bfloat16": "[bfloat16](../../docs/research/training.md#precision)"}
 HEAD = (
     "system",
     "what it is",

@@ -1,7 +1,7 @@
 """Size of attention scores and of gradients, recorded during a training.
 
 The claims about the factor 1 / sqrt(d_k), residual connections and depth are about these sizes, see
-docs/research/attention.md. They are computed on single examples, which have no padding, in
+lab/docs/attention-study.md. They are computed on single examples, which have no padding, in
 evaluation mode: a training that records them gives the same weights as one that does not.
 """
 

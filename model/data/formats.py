@@ -53,7 +53,7 @@ _EXAMPLES: Mapping[TaskName, str] = {
 
 
 class CorpusError(UsageError):
-    """Data that cannot be used. The message names the file and the line, and says what to do."""
+    """Data that cannot be used. The message names the file and the line, and states what to do."""
 
 
 def open_file(path: Path) -> BufferedReader:

@@ -1,4 +1,4 @@
-"""Sample data for each task, made by rules from a seed. Nothing is taken from texts of others.
+"""Sample data for each task, made by rules from a seed. Nothing is taken from third-party texts.
 
 - translation: English sentences about trips and their German translations, in which verbs,
   articles and adjectives agree. Sentences of test combine adjectives and places that never occur

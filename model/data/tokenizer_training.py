@@ -80,7 +80,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-# Names of the special tokens in tokenizers of others, by our name.
+# Names of the special tokens in third-party tokenizers, by our name.
 OTHER_NAMES: Mapping[str, Sequence[str]] = {
     PAD: ("[PAD]", "<|pad|>", "<|padding|>"),
     BOS: ("[CLS]", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>"),
@@ -89,7 +89,7 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {
 
 
 def adapt_tokenizer(tokenizer: Tokenizer, task: str, special_tokens: Sequence[str] = ()) -> Tokenizer:
-    """Return a copy of a tokenizer of others, adapted to training.
+    """Return a copy of a third-party tokenizer, adapted to training.
 
     The padding, start and end token get the names of `SPECIAL_TOKENS` and keep their ids. Encoding
     adds the end token to a text, and nothing else; names of special tokens, such as the further

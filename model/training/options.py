@@ -59,7 +59,7 @@ class TrainOptions(Options):
     size: Auto | Size = "auto"
     """size of the model (default: chosen from the data)"""
     from_: Annotated[str, Shown("FOLDER")] = ""
-    """start from the weights of a run, or of a checkpoint of others in a folder"""
+    """start from the weights of a run, or of a third-party checkpoint in a folder"""
     tokenizer: Annotated[str, Shown("FILE")] = ""
     """use this tokenizer.json instead of training one"""
     vocab_size: Annotated[int, Ge(1), Le(2**20)] | Auto = "auto"

@@ -20,7 +20,7 @@ Size = Literal["tiny", "small", "base"]
 SIZES: tuple[Size, ...] = get_args(Size)
 Start: TypeAlias = Literal[
     "random", "run", "checkpoint"
-]  # initial weights: random, of a run, of a checkpoint of others
+]  # initial weights: random, of a run, of a third-party checkpoint
 
 MAX_LENGTH_TOKENS = 512  # of an example, if the user gives no other limit
 MIN_POSITIONS = 128
@@ -69,7 +69,7 @@ _CLASSIFIER_TEXTS = 32
 _CLASSIFIER_RATE = 1 / 3  # of the learning rates of other tasks
 _CLASSIFIER_AVERAGED_SHARE = 0.7
 
-# Weights of a run or of a checkpoint of others need smaller steps, and fewer.
+# Weights of a run or of a third-party checkpoint need smaller steps, and fewer.
 _START_LEARNING_RATES: Mapping[TaskName, float] = {
     "classification": 5e-5,
     "encoder": 3e-5,

@@ -72,8 +72,8 @@ def start_from(
         path: a run folder, one of its checkpoints, or a folder in the layout of Hugging Face.
         labels: labels of the new run, if it is a classification.
         multi_label: a text has any number of labels.
-        chat_template: Jinja template for dialogues, for a checkpoint of others that has none; None
-            if the data has no dialogues.
+        chat_template: Jinja template for dialogues, for a third-party checkpoint that has none;
+            None if the data has no dialogues.
 
     Raises:
         UsageError: the folder has no checkpoint, or one that cannot be trained for the task.
@@ -123,7 +123,7 @@ def _start_from_pretrained(
 ) -> Start:
     if task not in ("classification", "encoder", "language-model"):
         raise UsageError(
-            f"{folder} is a checkpoint of others, which cannot be trained for the task {task}; supported are "
+            f"{folder} is a third-party checkpoint, which cannot be trained for the task {task}; supported are "
             "classification, encoder and language-model"
         )
     config, tokenizer = read_pretrained(
@@ -161,7 +161,7 @@ def _checked(folder: Path, start: Start) -> Start:
     try:
         with torch.device("meta"):
             model = build_model(start.config)
-    except Exception as error:  # values of others that no model can have raise several classes
+    except Exception as error:  # third-party values that no model can have raise several classes
         raise UsageError(f"{folder / CONFIG} describes no model: {one_line(error)}; download it again") from None
     start.initialise(model)
     return start
@@ -219,7 +219,7 @@ def _load(model: nn.Module, weights: Mapping[str, Tensor], folder: Path, new: tu
 
 
 def _find_weights(folder: Path) -> list[Path]:
-    """Return the files with the weights of a checkpoint of others."""
+    """Return the files with the weights of a third-party checkpoint."""
     for name in (WEIGHTS, PICKLE):
         if (folder / name).is_file():
             return [folder / name]
@@ -239,7 +239,7 @@ def _find_weights(folder: Path) -> list[Path]:
 
 
 def read_weights(folder: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
-    """Read the weights of a checkpoint of others as float32. No code in a pickle is run. With
+    """Read the weights of a third-party checkpoint as float32. No code in a pickle is run. With
     `only_shapes`, they are on the device "meta", without values.
     """
     weights: dict[str, Tensor] = {}
@@ -283,7 +283,7 @@ def adapted(weights: Mapping[str, Tensor], config: PretrainedConfig, *, keeps_he
 
 def _with_output(weights: dict[str, Tensor], config: PretrainedConfig) -> dict[str, Tensor]:
     """Leave out an output layer that is the embedding; use the embedding if there is no other.
-    Raises `UsageError` if both differ although config.json says that they are the same.
+    Raises `UsageError` if both differ although config.json states that they are the same.
     """
     output, embedding = weights.get("lm_head.weight"), weights.get("model.embed_tokens.weight")
     if config.value("tie_word_embeddings", config.family == "smollm3"):

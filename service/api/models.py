@@ -171,9 +171,9 @@ class MemoryUse:
     """
 
     weight_bytes: Annotated[int, Field(description="Size of the graphs and weights on disk in bytes.")]
-    max_rows: Annotated[int, Field(description="Number of rows that the model decodes at once.")]
+    max_rows: Annotated[int, Field(description="Number of sequences, or beams, that the model decodes at once.")]
     state_bytes_per_row: Annotated[int, Field(description="Maximum decoder state of one row in bytes.")]
-    max_state_bytes: Annotated[int, Field(description="Maximum decoder state of all rows in bytes.")]
+    max_state_bytes: Annotated[int, Field(description="Maximum decoder state of all slots in bytes.")]
     state_bytes: Annotated[
         int,
         Field(description="Decoder state reserved by running sequences in bytes, as if they had the maximum length."),

@@ -102,7 +102,7 @@ class DataEventEncoder:
 def parameters_by_temperature(
     model: ServedModel, requested: Mapping[str, Any], temperature: float | None, *, stream: bool
 ) -> GenerateParameters:
-    """Return the parameters of an API in which the temperature says whether tokens are sampled.
+    """Return the parameters of an API in which the temperature decides whether tokens are sampled.
 
     A temperature above 0 samples, and 0 does not; it may also be in `requested`. Without one the
     model's default applies, unless parameters of the request need samples: these are then drawn as

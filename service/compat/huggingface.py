@@ -119,8 +119,8 @@ async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
     A model with several tasks does the first of these. The body and the response are those of
     `/generate`, `/predict`, `/rerank`, Hugging Face's token classification, question answering
     and fill-mask, or `/embed`; the response of `/generate` is in a list. Without `?model=`, the
-    fields of the body must tell the task: clients send `inputs` alone for several tasks. A model
-    that fills masks encodes texts without its mask token, unless the body has `parameters`.
+    fields of the body must determine the task: clients send `inputs` alone for several tasks. A
+    model that fills masks encodes texts without its mask token, unless the body has `parameters`.
     """
     if model is None and _names_labels(body.root):
         manifest = manifest_of_query(call, None, default_for="zero-shot")
@@ -166,7 +166,7 @@ async def _has_masks(call: Call, body: Mapping[str, Any], name: str) -> bool:
 
 
 def _default_manifest(call: Call, body: Mapping[str, Any]) -> Manifest:
-    """Return the default model of the task that the fields of a body tell, or reject the body."""
+    """Return the default model of the task that the fields of a body name, or reject the body."""
     parts = [body, body.get("parameters"), body.get("inputs")]
     fields = {key for part in parts if isinstance(part, dict) for key in part}
     tasks = [task for task, names in TASK_FIELDS.items() if names & fields]
@@ -175,7 +175,7 @@ def _default_manifest(call: Call, body: Mapping[str, Any]) -> Manifest:
         if len(served) > 1:
             examples = ", ".join(f"{name} for {PIPELINE_TAGS[task]}" for task, name in sorted(served.items()))
             message = (
-                f"The fields of this body do not tell its task. Choose a model in the URL, ?model=NAME: {examples}."
+                f"The fields of this body do not name its task. Choose a model in the URL, ?model=NAME: {examples}."
             )
             raise ApiError("invalid_parameter", message, field="model")
         tasks = list(served)

@@ -93,7 +93,7 @@ class Engine:
         self._max_batch_tokens = max_batch_tokens
         self._reserved_rows = runner.max_rows // ROWS_PER_RESERVED
         if self._manifest.is_decoder_only:
-            self._max_batch_tokens = sys.maxsize  # prompts are read one at a time, not in a padded batch
+            self._max_batch_tokens = sys.maxsize  # prompts are computed one at a time, not in a padded batch
         self._scheduler = Scheduler(self._max_batch_tokens, self._reserved_rows)
         # Requests that wait or are being encoded, by id. A request is added to the next container
         # before it is removed from the previous one, so that no other thread misses it in a count.
@@ -475,7 +475,7 @@ class Engine:
         return tuple(self._map_names["decoder"]) if prefill.records_maps else ()
 
     def _on_prompt_read(self, prefill: Prefill, now: float) -> None:
-        """Start the generations whose prompt has been read, or deliver its hidden states."""
+        """Start the generations whose prompt has been computed, or deliver its hidden states."""
         num_tokens = len(prefill.ids)
         self._notify(self._observer.on_encode, len(prefill.owners), num_tokens, num_tokens, prefill.seconds)
         self._prefix_cache.touch(prefill.keys)
@@ -498,7 +498,7 @@ class Engine:
             self._end(encoding, Failed("internal"))
 
     def _start(self, generations: Sequence[Generation], now: float) -> None:
-        """Start generations of a decoder-only model whose common prompt has been read."""
+        """Start generations of a decoder-only model whose common prompt has been computed."""
         for generation in generations:
             generation.active_request.encode_ended = now
         self._rows.start(generations)
@@ -525,7 +525,7 @@ class Engine:
         A step over one row takes a fraction of the time of a step over all rows. The extra steps
         keep the latency of a small call close to its latency on an idle service. They are for
         callers that have one row, or if there are none, for calls that have one. Callers with one
-        row get a time in proportion to the `seconds` of the step over all rows (docs/adr/0035).
+        row get a time in proportion to the `seconds` of the step over all rows (docs/adr/0013).
         Without callers, the number of extra steps is proportional to that of running rows. Both are
         divided among the small calls. The next step over all rows repeats one that fails.
         """

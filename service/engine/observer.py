@@ -16,7 +16,7 @@ class EngineObserver:
         """Record a successful decoder step; `seconds` is the time in the runner."""
 
     def on_prefix_query(self, tokens: int, cached_tokens: int) -> None:
-        """Record a prompt that was read with the prefix cache."""
+        """Record a prompt that was computed with the prefix cache."""
 
     def on_finish(self, request: Request, event: Event) -> None:
         """Record the final event of a request."""

@@ -1,7 +1,7 @@
-"""Prefill: the prompts that decoder-only models are still reading.
+"""Prefill: the prompts that decoder-only models still compute.
 
-A prompt is read in chunks between two decoder steps, so that a long prompt delays running rows only
-by a limited time (docs/adr/0016). A prompt is always cut at the same positions. Its states
+A prompt is computed in chunks between two decoder steps, so that a long prompt delays running rows
+only by a limited time (docs/adr/0016). A prompt is always cut at the same positions. Its states
 therefore have the same bits whatever else is running.
 """
 

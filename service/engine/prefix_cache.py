@@ -1,7 +1,7 @@
 """Prefix cache: blocks of the runner that keep the states of prompts which have been read.
 
 A block holds the states of `PREFILL_TOKENS` tokens. States of a token depend on the tokens before
-it, so the key of a block depends on them, too (docs/adr/0030).
+it, so the key of a block depends on them, too (docs/adr/0016).
 """
 
 from collections.abc import Container, Sequence

@@ -144,7 +144,7 @@ class CallLog:
         log_call(logging.DEBUG if route in POLLED_ROUTES else logging.INFO, fields)
 
     def _client_of(self, call: HttpCall) -> str | None:
-        """Return the address of a call's client, or what a trusted proxy says that it is."""
+        """Return the address of a call's client, or the one that a trusted proxy states."""
         client = call.scope.get("client")
         address = client[0].removeprefix("::ffff:") if client else None
         if b"x-forwarded-for" in call.headers and address in self._proxies:

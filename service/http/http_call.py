@@ -69,7 +69,7 @@ class HttpCall(Call):
         if scope.get("client"):
             address = scope["client"][0]
             self.address = network_of(address) if ":" in address else address
-        self.receive = receive  # `exchange.rejection` says if the connection has rejected the body
+        self.receive = receive  # `exchange.rejection` tells if the connection has rejected the body
         self._send = send
         self.exchange: Exchange | None = scope.get(EXCHANGE)  # absent in tests without a connection
         self.endpoint: Endpoint | None = None

@@ -138,7 +138,7 @@ class Call:
         self.task = default_for or task
         requested = service.default_name(default_for or task) if name is None else name
         listed = service.models.get(requested or "")
-        # Usually the model is loaded and can do the task: then `find_manifest` would say the same.
+        # Usually the model is loaded and can do the task: then `find_manifest` returns the same.
         if listed is not None:
             self.model_name = requested
         if listed is not None and listed.loaded is not None and (task is None or task in listed.manifest.tasks):

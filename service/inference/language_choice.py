@@ -12,7 +12,7 @@ MAX_LISTED_SOURCES = 20  # an error lists the languages of at most this many sou
 
 
 class LanguageChoice(NamedTuple):
-    """The languages of a generation, and the tokens by which the model is told them."""
+    """The languages of a generation, and the tokens that give them to the model."""
 
     source: str = ""
     target: str = ""

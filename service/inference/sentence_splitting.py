@@ -97,10 +97,10 @@ async def read_by_sentence(
     assert isinstance(inputs, Texts)
     languages, split_texts, warnings = decoding.languages, list[SplitText](), dict[int, GenerateWarning]()
     is_split, copies = splits(model, parameters, is_whole), not _is_about_tokens(parameters, is_whole)
-    is_doubtful = not is_split and parameters.split_sentences is None and model.manifest.training_unit == "sentence"
+    needs_warning = not is_split and parameters.split_sentences is None and model.manifest.training_unit == "sentence"
 
     def split() -> list[str]:
-        for index, text in enumerate(inputs.texts if is_doubtful else ()):
+        for index, text in enumerate(inputs.texts if needs_warning else ()):
             if split_sentences(text, languages.source, max_sentences=1) is None:
                 warnings[index] = _warning(call, model, inputs.index(index))
         texts: Iterable[SplitText] = (SplitText([text], ["", ""]) for text in inputs.texts)
@@ -117,7 +117,7 @@ async def read_by_sentence(
 
 
 def splits(model: ServedModel, parameters: GenerateParameters, is_whole: bool) -> bool:
-    """Return True if texts of a call are split: if it says so, or by default.
+    """Return True if texts of a call are split: on request, or by default.
 
     By default, those of models that were trained on sentences are, unless the call needs each text
     as a whole or returns several beams of it.

@@ -1,4 +1,4 @@
-/** The page: one or two sides, the view of their attention, and what can be taken away. */
+/** The page: one or two sides, the view of their attention, and its export. */
 
 import { request } from "./api.js";
 import { Alignment } from "./alignment.js";
@@ -9,7 +9,7 @@ import { KIND_NAMES, Matrix } from "./maps.js";
 import { bars, Panel } from "./panel.js";
 import { DEFAULTS, fromFragment, isDamaged, side, toFragment } from "./state.js";
 import * as svg from "./svg.js";
-import { copy, csvOf, jsonOf, linkOf, pngOf, save, snippetOf } from "./takeaway.js";
+import { copy, csvOf, jsonOf, linkOf, pngOf, save, snippetOf } from "./exports.js";
 
 const VIEWS = { alignment: "Alignment", heatmap: "Heat map", heads: "All heads", table: "Table" };
 const FORMULAS = {
@@ -288,7 +288,7 @@ function buildToolbar(ready) {
     ]),
     check("Whole words", "words", FORMULAS.words),
     check("Hide special tokens", "hideSpecial", FORMULAS.special),
-    takeAway());
+    exportMenu());
   if (focused) byId("toolbar").querySelector(`[data-control="${focused}"]`)?.focus();
 }
 
@@ -326,9 +326,9 @@ function hoverOutput(start, panel) {
   hover(row < 0 ? null : [row, null], matrix);
 }
 
-// Take away
+// Export
 
-function takeAway() {
+function exportMenu() {
   const isGrid = () => state.view === "heads";
   const name = () => `attention-${panels[0].card.id}-${state.view}`;
   const items = element("div", { className: "menu" },
@@ -338,7 +338,7 @@ function takeAway() {
     button("JSON", () => save(`${name()}.json`, jsonOf(shown, state, panels.map(panel => panel.outputs)), "application/json")),
     button("Link", () => offer(linkOf(state), "The link is copied.")),
     button("Embed", () => offer(snippetOf(state), "The snippet is copied. The setting SIGHTLINE_FRAME_ANCESTORS must name the site that shows it.")));
-  return element("details", { className: "takeaway" }, element("summary", { textContent: "Take away" }), items);
+  return element("details", { className: "export" }, element("summary", { textContent: "Export" }), items);
 }
 
 async function offer(text, message) {

@@ -15,7 +15,7 @@ _CONNECTION = struct.Struct("!QII")
 _ENDED = struct.Struct("!Q")
 RETRY_S = 0.01  # time after which a record is sent again that found the buffer full
 
-# Takes a connection, a function that says that it has ended, and the numbers of connections of the
+# Takes a connection, a function that reports its end, and the numbers of connections of the
 # other workers: of all clients, and of the same client.
 Accept = Callable[[socket.socket, Callable[[], None], tuple[int, int]], None]
 
@@ -41,7 +41,7 @@ def send_connection(sock: socket.socket, connection: socket.socket, number: int,
 
 
 def ended_connections(sock: socket.socket) -> Iterator[int]:
-    """Yield the numbers of connections that a worker says have ended."""
+    """Yield the numbers of connections that a worker reports as ended."""
     while True:
         try:
             record = sock.recv(_ENDED.size)

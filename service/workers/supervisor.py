@@ -1,7 +1,7 @@
 """The supervisor: it owns the port, starts the workers and hands connections over to them.
 
 It is a single thread on an event loop and runs no graph. A worker is a fork of it, so that all
-processes share the memory of the imported libraries. See docs/adr/0032-workers.md.
+processes share the memory of the imported libraries. See docs/adr/0032.
 """
 
 import asyncio
@@ -386,7 +386,7 @@ class Supervisor:
     def _on_signal(self, number: signal.Signals) -> None:
         """Start to drain; end at the second signal. See `DrainingServer.handle_exit`.
 
-        SIGHUP replaces the workers, unless it says that the terminal of the service has ended.
+        SIGHUP replaces the workers, unless it means that the terminal of the service has ended.
         """
         if number == signal.SIGHUP and not self._has_terminal:
             self._spawn(self._replace_all())
@@ -409,7 +409,7 @@ class Supervisor:
     def _candidates(self) -> list[WorkerConnections]:
         """Return the workers that can take a connection, the one with the fewest first.
 
-        While no worker is ready, those that start take connections, and say that they load.
+        While no worker is ready, those that start take connections, and answer that they load.
         """
         ready = [worker for worker in self._workers if worker.state == "ready"]
         usable = ready or [worker for worker in self._workers if worker.state == "starting"]

@@ -91,11 +91,11 @@ class Graph(_Part):
     K best of them as `top_logprobs` and `top_ids` (B, K) in descending order, the updated states,
     and attention maps.
 
-    The decoder graph of a decoder-only model also reads prompts. It reads `token_ids` (B, S) int64,
-    `lengths` (B,) int32 (number of tokens in the cache of each row) and the states. It is called
-    with one token for each row, or with several tokens of one row. It returns `hidden` (B, S, M)
-    after the final normalization, the scores of the last token as above, the updated states, and
-    attention maps.
+    The decoder graph of a decoder-only model also computes prompts. It takes `token_ids` (B, S)
+    int64, `lengths` (B,) int32 (number of tokens in the cache of each row) and the states. It is
+    called with one token for each row, or with several tokens of one row. It returns `hidden` (B,
+    S, M) after the final normalization, the scores of the last token as above, the updated states,
+    and attention maps.
 
     The `similar` graph reads `token_ids` (N,) int64 and returns `cosines` (N, V). The `predict`
     graph reads rows of `hidden` (N, M) and returns the `logits` (N, V) of the tokens there.
@@ -214,7 +214,7 @@ PrefixIds = dict[LanguageCode, tuple[int, ...]]
 class Languages(_Part):
     """Languages of a translation model as BCP 47 tags such as "en" or "zh-Hant".
 
-    A multilingual model is told the languages by tokens: before the source, after its end token, or
+    A multilingual model gets the languages as tokens: before the source, after its end token, or
     as the first tokens of the target, which are then forced. The first source and target language
     are the defaults.
     """

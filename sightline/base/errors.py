@@ -27,11 +27,11 @@ EXIT_STATUSES = {
 
 
 class UsageError(ValueError):
-    """Arguments that can never work. The message says which and what to do instead."""
+    """Arguments that can never work. The message names them and what to do instead."""
 
 
 class Interrupted(Exception):  # noqa: N818 - it is not an error
-    """A signal ended a command. The message says how to continue."""
+    """A signal ended a command. The message states how to continue."""
 
     def __init__(self, signal_number: int, message: str = "interrupted") -> None:
         super().__init__(message)

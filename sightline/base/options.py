@@ -48,7 +48,7 @@ class Options(BaseModel):
 
 @dataclass(frozen=True)
 class Shown:
-    """Form of an option on the command line, if its type and name do not say it."""
+    """Form of an option on the command line, if its type and name do not show it."""
 
     metavar: str | tuple[str, ...] = ""  # stands for the value, or for each of several
     is_positional: bool = False

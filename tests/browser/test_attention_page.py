@@ -91,7 +91,7 @@ def translate_compare_hide_and_take_away(page: Any, visit: Visit) -> ElementTree
     page.get_by_role("button", name=f"Hide {visit.hidden}").first.click()  # 7
     page.get_by_text(f"Without “{visit.hidden}” the model writes:").wait_for()
     assert page.locator(".changes td").count() > 0
-    page.get_by_text("Take away").click()  # 8
+    page.get_by_text("Export", exact=True).click()  # 8
     with page.expect_download() as download:
         page.get_by_role("button", name="SVG").click()  # 9
     page.get_by_role("button", name="Compare").click()  # 10
@@ -188,7 +188,7 @@ def test_the_title_of_a_saved_picture_names_the_reduction_and_fits(open_page: Op
     page.get_by_role("button", name="Heat map").click()
     choose(page, "Head", "max")
     page.locator("figcaption", has_text="maximum of 4 heads").wait_for()
-    page.get_by_text("Take away").click()
+    page.get_by_text("Export", exact=True).click()
     with page.expect_download() as download:
         page.get_by_role("button", name="SVG").click()
     picture = page.context.new_page()
@@ -293,7 +293,7 @@ def test_numbers_are_taken_away_as_csv_json_and_png(open_page: OpenPage, server:
     page = open_page(server.url)
     wait_for_output(page, TRANSLATION)
     page.locator(".alignment .token").first.wait_for()
-    page.get_by_text("Take away").click()
+    page.get_by_text("Export", exact=True).click()
     contents = {}
     for name in ("CSV", "JSON", "PNG"):
         with page.expect_download() as download:

@@ -69,7 +69,7 @@ PARAGRAPHS = b"  A man sleeps.   Two girls\tplay.\r\n\r\n \t\nWait!  A dog runs.
 
 
 def test_a_paragraph_is_translated_sentence_by_sentence_with_its_spacing(translated: Translate) -> None:
-    """The twin translates each sentence as a line of its own."""
+    """The reference translates each sentence as a line of its own."""
     sentences = ["A man sleeps.", "Two girls\tplay.", "Wait!", "A dog runs.", "A man"]
     first, second, third, fourth, fifth, _ = translated(sentences, "--no-split-sentences")[1].split("\n")
     expected = f"  {first}   {second}\r\n\r\n \t\n{third}  {fourth} \r\n{fifth}\n"

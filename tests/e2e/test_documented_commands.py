@@ -54,8 +54,6 @@ PAGE_NEEDS = {
     Path("docs/performance.md"): "quiet machine",
     Path("docs/explanation/reliability.md"): "quiet machine",
     Path("docs/explanation/quantization.md"): "data",
-    Path("docs/research/attention.md"): "data",
-    Path("docs/research/attention-tables.md"): "data",
 }
 # The measuring commands record themselves in these parts of a page.
 RECORDS = re.compile(r"<!-- figures: .*?<!-- end of figures -->", re.DOTALL)

@@ -315,7 +315,7 @@ def test_a_model_that_generates_gives_the_tokens_of_transformers(served: Served)
     sources = [served.tokenizers["t5"].encode(text).ids for text in TEXTS]
     expected = [served.expected("t5", ids) for ids in sources]
     assert _ids(served.generate("t5", TEXTS)) == expected
-    # Alone, and in any company.
+    # Alone, and in any batch.
     with ThreadPoolExecutor(len(TEXTS)) as pool:
         assert list(pool.map(lambda text: _ids(served.generate("t5", text))[0], TEXTS)) == expected
     beams = [served.expected("t5", ids, num_beams=3) for ids in sources]

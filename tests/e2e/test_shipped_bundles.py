@@ -90,7 +90,7 @@ def test_a_bundle_is_served_by_its_name_with_its_attention(shipped: RunningServe
 
 
 def sums_fit(one: dict[str, Any]) -> bool:
-    """Rows sum to 1, or to something else where the map says so."""
+    """Rows sum to 1, or to something else where the map states so."""
     *_, columns = one["shape"]
     sums = [sum(one["data"][start : start + columns]) for start in range(0, len(one["data"]), columns)]
     return not one["normalized"] or all(total == pytest.approx(1, abs=1e-4) for total in sums)

@@ -47,7 +47,7 @@ def test_lines_of_a_file_are_translated_as_the_service_translates_them(
 def test_the_command_and_both_apis_translate_a_text_as_its_sentences_one_by_one(
     shipped: RunningServer, sentences: list[str], tmp_path: Path
 ) -> None:
-    """The twin translates each sentence in a request of its own, and puts the gaps back."""
+    """The reference translates each sentence in a request of its own, and puts the gaps back."""
     random = Random(7)
     parts = [one for one in sentences if re.fullmatch(r"[A-Z][A-Za-z ,]+\.", one)][:40]
     gaps = [random.choice([" ", "  ", "\t", "\n", " \n", "\n\n", "\r\n", "\n \t\n  "]) for _ in parts]

@@ -31,7 +31,7 @@ from sightline.service.engine.request import Encoded, EncodeRequest, Event, Gene
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.ort import OnnxRunner, _ArrayGroup
 from sightline.service.runtime.state_memory import prefix_block_bytes
-from tests.equality.company import assert_bits_do_not_depend_on_company
+from tests.equality.neighbours import assert_bits_do_not_depend_on_batch
 from tests.equality.running import BEAMS, FAR, GREEDY, MAX_NEW_TOKENS, make_request, run, run_events
 from tests.equality.serving import client_of
 from tests.equality.systems import random_models, small_systems
@@ -122,7 +122,7 @@ def test_served_outputs_equal_pytorch(
 
 def test_every_output_has_the_same_bits_alone_and_in_any_batch(runner: OnnxRunner) -> None:
     """One length is 17, because attention over a prompt processes 16 queries at a time."""
-    assert_bits_do_not_depend_on_company(runner)
+    assert_bits_do_not_depend_on_batch(runner)
 
 
 def test_served_log_probabilities_and_maps_equal_pytorch(
@@ -409,7 +409,7 @@ def test_a_quantized_bundle_reads_prompts_row_by_row(
     record = quantize_bundle(folder / "bundle", tmp_path / "small", recipe, None, calibration=toy_sentences)
     assert record.schemes == {"layers": scheme, "projection": "group-wise"}
     runner = OnnxRunner(tmp_path / "small", read_bundle(tmp_path / "small"), num_threads=1, max_rows=12)
-    assert_bits_do_not_depend_on_company(runner, (3, PREFILL_TOKENS + 1))
+    assert_bits_do_not_depend_on_batch(runner, (3, PREFILL_TOKENS + 1))
     requests = [make_request(prompt, parameters=GREEDY) for prompt in prompts]
     alone = [bits_of(run(runner, [request])[0]) for request in requests]
     assert [bits_of(result) for result in run(runner, requests, Random(3))] == alone

@@ -18,7 +18,7 @@ from sightline.model.rounding import Reference, reference
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.request import Encoded, EncodeRequest, Event
 from sightline.service.runtime.ort import OnnxRunner
-from tests.equality.company import assert_bits_do_not_depend_on_company
+from tests.equality.neighbours import assert_bits_do_not_depend_on_batch
 from tests.equality.running import FAR
 from tests.equality.systems import MakeConfig, small, small_systems
 from tests.rounding import assert_within_rounding
@@ -92,7 +92,7 @@ def test_the_engine_gives_pytorchs_labels_and_maps_alone_and_in_a_batch(
 
 async def test_every_output_has_the_same_bits_alone_and_in_any_batch(name: str, folder: Path) -> None:
     bundle = folder / "bundles" / name
-    assert_bits_do_not_depend_on_company(OnnxRunner(bundle, read_bundle(bundle), num_threads=1))
+    assert_bits_do_not_depend_on_batch(OnnxRunner(bundle, read_bundle(bundle), num_threads=1))
 
 
 async def test_the_service_returns_the_probabilities_of_pytorch(

@@ -1,4 +1,4 @@
-"""Runs that start from small checkpoints of others, from the command line to the responses.
+"""Runs that start from small third-party checkpoints, from the command line to the responses.
 
 The checkpoints are those of transformers with random weights.
 """

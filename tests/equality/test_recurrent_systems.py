@@ -16,8 +16,8 @@ from sightline.model.checkpoint import load_checkpoint
 from sightline.model.config import RecurrentConfig
 from sightline.model.decoding.reference import log_softmax
 from sightline.service.runtime.ort import OnnxRunner
-from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.comparing import assert_decoding_equals_pytorch, assert_searches_equal_pytorch
+from tests.equality.neighbours import assert_bits_do_not_depend_on_batch
 from tests.equality.running import GREEDY, assert_alone_equals_batched, make_request
 from tests.equality.serving import client_of, load_reference, load_system
 from tests.equality.systems import MakeConfig, small, small_systems
@@ -98,7 +98,7 @@ def test_alone_equals_batched_bit_for_bit(system: System) -> None:
 
 def test_every_output_has_the_same_bits_alone_and_in_any_batch(system: System) -> None:
     _, runner, _ = system
-    assert_bits_do_not_depend_on_company(runner)
+    assert_bits_do_not_depend_on_batch(runner)
 
 
 TARGET = "A man sleeps."

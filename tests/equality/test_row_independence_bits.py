@@ -11,11 +11,11 @@ from sightline.base.bundle_files import read_bundle
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.ort import OnnxRunner, _ArrayGroup
-from tests.equality.company import (
+from tests.equality.neighbours import (
     SHORT_LENGTHS,
     STEPS,
     Outputs,
-    assert_bits_do_not_depend_on_company,
+    assert_bits_do_not_depend_on_batch,
     assert_same_bits,
     draw,
     encode,
@@ -40,7 +40,7 @@ def load(bundle: Path, num_threads: int = 1) -> OnnxRunner:
 def test_every_output_has_the_same_bits_alone_and_in_any_batch(
     bundle: Path, num_threads: int, lengths: tuple[int, ...]
 ) -> None:
-    assert_bits_do_not_depend_on_company(load(bundle, num_threads), lengths)
+    assert_bits_do_not_depend_on_batch(load(bundle, num_threads), lengths)
 
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)

@@ -23,8 +23,8 @@ from sightline.model.config import TransformerConfig
 from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.rounding import Reference
 from sightline.service.runtime.ort import OnnxRunner
-from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.comparing import assert_decoding_equals_pytorch, assert_searches_equal_pytorch
+from tests.equality.neighbours import assert_bits_do_not_depend_on_batch
 from tests.equality.running import GREEDY, assert_alone_equals_batched, make_request
 from tests.equality.serving import client_of, load_reference, load_system
 from tests.equality.systems import MakeConfig, small, small_systems
@@ -40,7 +40,7 @@ SYSTEMS: dict[str, MakeConfig] = {
     "linformer-pre-norm": small("linformer", **FEW_SLOTS, pre_norm=True),
     **small_systems(TransformerConfig),
 }
-# Encoders with the operators of others, which are converted in the slow tests.
+# Encoders with operators of third-party encoders, which are converted in the slow tests.
 SLOW = ("key-value", "single-head", "positions-none", "unscaled", "no-residual")  # parts of their names
 NOISE = 0.1  # of the weights of the fixture `folder`
 System = tuple[Transformer, OnnxRunner, list[tuple[int, ...]]]
@@ -89,7 +89,7 @@ def test_served_log_probabilities_and_maps_equal_pytorch_in_any_batch(system: Sy
 
 def test_every_output_has_the_same_bits_alone_and_in_any_batch(system: System) -> None:
     _, runner, _ = system
-    assert_bits_do_not_depend_on_company(runner)
+    assert_bits_do_not_depend_on_batch(runner)
 
 
 def test_alone_equals_batched_to_the_last_bit(system: System) -> None:

@@ -26,8 +26,8 @@ REFUSED = {
     "jinaai--jina-embeddings-v3": "lora_adaptations is not supported",
     "openai--gpt-oss-20b": "model_type 'gpt_oss' is not supported",
     "openai--whisper-small": "model_type 'whisper' is not supported",
-    "Qwen--Qwen2.5-0.5B-Instruct-AWQ": "quantization_config says that the weights are quantized",
-    "Qwen--Qwen2.5-0.5B-Instruct-GPTQ-Int4": "quantization_config says that the weights are quantized",
+    "Qwen--Qwen2.5-0.5B-Instruct-AWQ": "the weights are quantized",
+    "Qwen--Qwen2.5-0.5B-Instruct-GPTQ-Int4": "the weights are quantized",
     "Qwen--Qwen3-30B-A3B": "model_type 'qwen3_moe' is not supported",
 }
 

@@ -401,12 +401,12 @@ def test_files_that_are_never_read_do_not_raise_the_limits(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        ("loop", "error: the work loop was ended, because the command had used 1 seconds of processor time; a file o"),
-        ("check", "error: the work check was ended, because the command had used 1 seconds of processor time; a fil"),
+        ("loop", "error: the work loop was ended, because the command had used 1 seconds of processor time; a third"),
+        ("check", "error: the work check was ended, because the command had used 1 seconds of processor time; a thi"),
         ("wait", "error: the work wait was ended, because the command had run for 1 seconds; this machine is too bus"),
         (
             "abort",
-            "error: the work abort ended with the signal SIGABRT: a library failed on a file of others, which may be "
+            "error: the work abort ended with the signal SIGABRT: a library failed on a third-party file, which may be "
             "damaged or need too much memory (memory allocation failed); download it again, or use another one",
         ),
         (
@@ -415,7 +415,7 @@ def test_files_that_are_never_read_do_not_raise_the_limits(tmp_path: Path) -> No
         ),
         (
             "memory",
-            "error: the work memory needs more memory than is there or than files of this size need; a file of ",
+            "error: the work memory needs more memory than is there or than files of this size need; a third",
         ),
     ],
 )
@@ -456,7 +456,7 @@ def test_the_command_line_exports_in_a_limited_process(copy_of: Callable[[str], 
     [
         ("mpnet", TOO_SHORT, "Cannot parse precompiled_charsmap"),  # a panic while the file is parsed
         ("marian", WRONG_INDICES, "index out of bounds"),  # a panic while a text is encoded
-        ("mpnet", HUGE, "ended with the signal SIGABRT: a library failed on a file of others"),
+        ("mpnet", HUGE, "ended with the signal SIGABRT: a library failed on a third-party file"),
         ("marian", HUGE, "memory allocation of"),
     ],
 )

@@ -106,12 +106,12 @@ def added(id_: int, content: str, **options: bool) -> dict[str, Any]:
 
 OTHER_TOKEN = "but tokenizer.json: it is none, or one of other options."
 BERT_OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
-# What tokenizer_config.json says, and the note about it.
+# What tokenizer_config.json has, and the note about it.
 CONTRADICTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
-    "lowercase": ({"do_lower_case": True}, "says do_lower_case true, but tokenizer.json: false."),
-    "prefix": ({"add_prefix_space": True}, "says add_prefix_space true, but tokenizer.json: false."),
-    "added": (added(4, "word0", special=False), f"says an added token 'word0', {OTHER_TOKEN}"),
-    "options": (added(2, "[CLS]", special=True, lstrip=True), f"says an added token '[CLS]', {OTHER_TOKEN}"),
+    "lowercase": ({"do_lower_case": True}, "has do_lower_case true, but tokenizer.json: false."),
+    "prefix": ({"add_prefix_space": True}, "has add_prefix_space true, but tokenizer.json: false."),
+    "added": (added(4, "word0", special=False), f"has an added token 'word0', {OTHER_TOKEN}"),
+    "options": (added(2, "[CLS]", special=True, lstrip=True), f"has an added token '[CLS]', {OTHER_TOKEN}"),
     "padding": (
         {"pad_token": "[SEP]"},
         "has the pad_token [SEP], whose id is 3, but the configuration has the id 0, which",
@@ -121,7 +121,7 @@ CONTRADICTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
         | added(2, "[CLS]", special=True),
         "",
     ),
-    **{option: ({option: False}, f"says {option} false, but tokenizer.json: true.") for option in BERT_OPTIONS},
+    **{option: ({option: False}, f"has {option} false, but tokenizer.json: true.") for option in BERT_OPTIONS},
 }
 
 

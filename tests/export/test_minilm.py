@@ -108,7 +108,7 @@ def test_bundle_has_the_options_of_sentence_transformers(folder: Path, tmp_path:
     result = export_checkpoint(Export(folder, tmp_path / "minilm", BundleMetadata("minilm")), stream=io.StringIO())
     manifest = result.manifest
     assert manifest.embedding == SentenceEmbedding(pooling="mean", normalize=True)
-    assert manifest.limits.max_source_tokens == 256  # tokenizer.json says 128
+    assert manifest.limits.max_source_tokens == 256  # tokenizer.json has 128
     assert manifest.verification is not None
     assert manifest.verification.max_attention_difference < 1e-4
 

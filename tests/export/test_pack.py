@@ -22,7 +22,7 @@ SOURCE = [11, 52, 90, 33, 2]
 
 
 def with_rounded_matrices(bundle: Path, folder: Path) -> Path:
-    """Copy a float32 bundle and round its matrices in place: the slow twin of `pack_graph`."""
+    """Copy a float32 bundle and round its matrices in place: the slow reference of `pack_graph`."""
     shutil.copytree(bundle, folder)
     for file in ("encoder.onnx", "step.onnx", "similar.onnx"):
         model = onnx.load_model(folder / file)

@@ -63,7 +63,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check files of others in this process, which has imported PyTorch."""
+    """Check third-party files in this process, which has imported PyTorch."""
     monkeypatch.setattr(
         training_check, "run_limited", lambda _, words, __: training_check.main(Path(words[0]), *words[1:])
     )

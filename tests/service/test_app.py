@@ -105,7 +105,7 @@ async def test_a_step_longer_than_the_request_timeout_ends_the_process(start: St
 async def test_while_a_model_is_loaded_again_after_it_hung_the_service_is_ready_and_others_are_served(
     start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """See decision 38."""
+    """See decision 32."""
     monkeypatch.setattr("sightline.service.app.WATCH_INTERVAL_S", 0.02)
     is_allowed = threading.Event()  # the load
     endless: list[FakeRunner] = []

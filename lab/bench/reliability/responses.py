@@ -21,7 +21,7 @@ LIMIT_BYTES = 1 << 30
 CLIENTS = 200
 WORDS = 143  # in the source and in the forced target
 SECONDS = 60.0
-PAUSE_S = 1.0  # of a client after a rejection, as Retry-After says
+PAUSE_S = 1.0  # of a client after a rejection, as Retry-After states
 
 
 def run(options: Options) -> Result:

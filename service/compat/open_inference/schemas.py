@@ -34,7 +34,7 @@ VERSION: Version = "1"
 Datatype = Literal["BYTES", "FP32", "INT64"]
 Row = Text | Annotated[list[Text], Field(max_length=MAX_INPUTS)]
 Rows = Annotated[list[Row], Field(min_length=1, max_length=MAX_INPUTS)]
-# Bounded before a text is looked at: a tensor may say that it has a million rows.
+# Bounded before a text is looked at: a tensor may declare a million rows.
 Shape = Annotated[
     list[Annotated[StrictInt, Field(ge=0, le=MAX_INPUTS)]],
     Field(min_length=1, max_length=2),

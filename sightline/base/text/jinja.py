@@ -1,4 +1,4 @@
-"""Rendering of the Jinja chat templates of checkpoints, which are programs of others.
+"""Rendering of the Jinja chat templates of checkpoints, which are third-party programs.
 
 A template runs in Jinja's sandbox, with limits of its size, its memory, its steps and its time.
 """

@@ -257,7 +257,7 @@ def _sentence_end(line: str, start: int, position: int, language: str, is_wrappe
 def _goes_on(before: str, after: str, language: str, is_first: bool, is_lower: bool) -> bool:
     """Return True if a sentence goes on between `before` and `after`, after a period or dots.
 
-    `is_first` says that `before` is all of the sentence so far, and `is_lower` that it begins in
+    `is_first` means that `before` is all of the sentence so far, and `is_lower` that it begins in
     lower case, so that the next sentence may do so, too.
     """
     dots = _DOTS.search(before)

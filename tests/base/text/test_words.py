@@ -1,4 +1,4 @@
-"""Words of texts and of tokens, and the merged maps, each compared with a slow twin."""
+"""Words of texts and of tokens, and the merged maps, each compared with a slow reference."""
 
 import unicodedata
 from collections.abc import Sequence

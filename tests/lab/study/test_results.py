@@ -53,7 +53,7 @@ FIRST_RUNS = {name: rows[0]["tokenised_bleu"]["value"] for name, rows in RUNS.it
 
 @pytest.mark.parametrize(("runs", "count", "most"), [(SMALL_RUNS, 29, 0.3), (FIRST_RUNS, 5, 0.2)])
 def test_served_models_score_like_their_runs(runs: Mapping[str, float], count: int, most: float) -> None:
-    """docs/research/attention.md names these limits."""
+    """lab/docs/attention-study.md names these limits."""
     served = {system_of(row["model"]): row["tok_lc"] for row in RECORDED[quality.NAME].result.rows if "tok_lc" in row}
     found = {name: value - runs[name] for name, value in served.items() if name in runs}
     assert len(found) == count

@@ -83,7 +83,7 @@ def test_languages_are_tags_that_a_bundle_can_have(tag: str, tmp_path: Path) -> 
 def test_a_translation_starts_only_from_a_run() -> None:
     texts = {task: kind.model_fields["from_"].description for task, kind in OPTIONS.items()}
     assert texts.pop("translation") == "start from the weights of a run"
-    assert set(texts.values()) == {"start from the weights of a run, or of a checkpoint of others in a folder"}
+    assert set(texts.values()) == {"start from the weights of a run, or of a third-party checkpoint in a folder"}
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_run_that_ends_early_averages_the_same_share_of_its_epochs(tmp_path: P
 
 
 def test_a_kill_during_the_last_validation_does_not_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, the repeated command would say that the run has finished, without a checkpoint."""
+    """Otherwise, the repeated command would state that the run has ended, without a checkpoint."""
     run, whole = tmp_path / "run", tmp_path / "whole"
 
     def kill(trainer: Trainer) -> float:

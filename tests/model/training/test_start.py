@@ -1,4 +1,4 @@
-"""Runs that start from a run or from a checkpoint of others, and the checkpoints that they save."""
+"""Runs that start from a run or a third-party checkpoint, and the checkpoints that they save."""
 
 import dataclasses
 import io
@@ -43,7 +43,7 @@ def begin(folder: Path, task: str, labels: list[str] | None = None, **options: A
 
 
 def load(folder: Path) -> Any:
-    """Load a saved model of others."""
+    """Load a saved third-party model."""
     model, _ = load_model(folder)
     assert isinstance(model.config, PretrainedConfig)
     return model

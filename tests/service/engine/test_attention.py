@@ -97,8 +97,8 @@ def test_each_beam_gets_the_maps_of_its_own_target(prefix: tuple[int, ...]) -> N
     for source in SOURCES:
         parameters = GenerateParameters(num_beams=5, num_return_sequences=5)
         beams = GenerateRequest("r", source, 1e12, parameters, target_prefix=prefix, attention=ALL)
-        company = [request_of(SOURCES[0]), request_of(SOURCES[1], frozenset({"cross"}))]
-        targets = run([company[0], beams, company[1]], max_rows=7)[1:6]
+        neighbours = [request_of(SOURCES[0]), request_of(SOURCES[1], frozenset({"cross"}))]
+        targets = run([neighbours[0], beams, neighbours[1]], max_rows=7)[1:6]
         assert len({tuple(ids_of(target)) for target in targets}) == 5
         for target in targets:
             assert len(target.tokens) > len(prefix)
@@ -200,7 +200,7 @@ def test_rows_of_the_prompt_come_first(parameters: GenerateParameters) -> None:
 
 
 def test_samples_of_one_prompt_share_its_rows() -> None:
-    """The prompt is read once, also when some samples arrive after its first chunk."""
+    """The prompt is computed once, also when some samples arrive after its first chunk."""
     prompt, runner = prompts()[-1], FakeRunner(decoder_only(), 4)
     engine, events = Engine(runner), list[Event]()
     parameters = GenerateParameters(max_new_tokens=4, do_sample=True, temperature=3.0)
@@ -245,10 +245,10 @@ def test_a_decoder_reads_a_source_without_its_hidden_tokens(hidden: tuple[int, .
     """The fake decoder reads source tokens only, so the result is that of a shorter source."""
     source = SOURCES[1]
     visible = tuple(token for index, token in enumerate(source) if index not in hidden)
-    company = [request_of(one) for one in SOURCES]
+    neighbours = [request_of(one) for one in SOURCES]
     for parameters in (GenerateParameters(), GenerateParameters(num_beams=3, num_return_sequences=2)):
         request = GenerateRequest("r", source, 1e12, parameters, hidden_source_tokens=hidden, attention=ALL)
-        given = run([company[0], request, *company[1:]], max_rows=6)[1 : 1 + request.num_targets]
+        given = run([neighbours[0], request, *neighbours[1:]], max_rows=6)[1 : 1 + request.num_targets]
         expected = run([replace(request, source_ids=visible, hidden_source_tokens=())], max_rows=3)
         whole = run([request_of(source)])[0]
         for target, other in zip(given, expected, strict=True):

@@ -113,14 +113,14 @@ def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch() -> None:
     alone = Harness()
     lone = alone.generate(SOURCES[5], parameters=parameters)
     alone.run()
-    company = Harness()
+    neighbours = Harness()
     for seed, source in enumerate(SOURCES):
-        company.generate(source, parameters=GenerateParameters(do_sample=True, seed=seed))
-    company.engine.step()
-    active = company.generate(SOURCES[5], parameters=parameters)
-    company.run()
-    assert company.ids(active) == alone.ids(lone)
-    assert company.ids(active) != alone.expected(SOURCES[5])
+        neighbours.generate(source, parameters=GenerateParameters(do_sample=True, seed=seed))
+    neighbours.engine.step()
+    active = neighbours.generate(SOURCES[5], parameters=parameters)
+    neighbours.run()
+    assert neighbours.ids(active) == alone.ids(lone)
+    assert neighbours.ids(active) != alone.expected(SOURCES[5])
 
 
 def test_an_encode_request_gets_the_last_layer_without_padding_and_without_a_row() -> None:

@@ -1,6 +1,6 @@
 """The prefix cache: prompts that begin alike share states, and every result stays the same.
 
-The slow twin of each test is the engine without a cache, `alone`.
+The reference of each test is the engine without a cache, `alone`.
 """
 
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ from sightline.service.runtime.thread_counts import (
     threads_alone,
     tune_threads,
 )
-from tests.equality.company import assert_same_bits, draw, run_rows
+from tests.equality.neighbours import assert_same_bits, draw, run_rows
 
 
 @pytest.mark.parametrize(
