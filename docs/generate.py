@@ -97,7 +97,7 @@ def object_sections(schemas: Mapping[str, Any]) -> dict[str, str]:
         if not is_request(name):
             text = f"{wrap(schema['description'])}\n\n" if "description" in schema else ""
             is_known = schema["properties"].keys() <= parameters.keys()
-            fields = f"- {names_of(schema['properties'])}" if is_known else field_list(name, schema, first)
+            fields = wrap(f"- {names_of(schema['properties'])}") if is_known else field_list(name, schema, first)
             sections.append(f"### {name}\n\n{text}{fields}")
     return {**parts, "results": "\n\n".join(sections)}
 
@@ -116,7 +116,7 @@ def field_list(name: str, schema: Mapping[str, Any], first: dict[tuple[str, ...]
         else:
             shared.setdefault(described_at, []).append(field)
     items += (f"- {names_of(fields)}: as in {described_at}." for described_at, fields in shared.items())
-    return "\n".join(items)
+    return "\n".join(map(wrap, items))
 
 
 def command_sections() -> str:
@@ -150,7 +150,7 @@ def short_help(command: str, text: str, first: dict[str, str]) -> str:
     text = OPTION.sub(kept, text)
     text = re.sub(r"^[a-z ]+:\n(?=\n|\Z)\n?", "", text, flags=re.MULTILINE).strip()
     others = (f"{names_of(flags)}: see {described_at}." for described_at, flags in shared.items() if flags != ["-h"])
-    return "\n\n".join((f"```text\n{text}\n```", *others))
+    return "\n\n".join((f"```text\n{text}\n```", *map(wrap, others)))
 
 
 def training_table() -> str:
@@ -294,8 +294,10 @@ def code_of(value: Any) -> str:
 
 
 def wrap(text: str) -> str:
-    """Wrap the paragraphs of a docstring for a page."""
-    return "\n\n".join(textwrap.fill(paragraph, WIDTH) for paragraph in text.split("\n\n"))
+    """Wrap the paragraphs of a text for a page, which may be an item of a list."""
+    indent, is_code = "  " * text.startswith("- "), "`--" in text
+    wrapper = textwrap.TextWrapper(WIDTH, break_on_hyphens=not is_code, subsequent_indent=indent)
+    return "\n\n".join(map(wrapper.fill, text.split("\n\n")))
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
