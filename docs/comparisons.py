@@ -23,7 +23,7 @@ _NO_OPTIONS = WITHOUT_EFFECT | {"model_type"}
 
 
 def option_rows() -> Iterator[tuple[str, str]]:
-    """Return for each group of families the options that it shares, with their compared values."""
+    """Return for each group of families the options that it shares, with their names of values."""
     values = defaultdict[str, dict[str, set[str]]](dict)  # by key and family
     for name, family in CASES.items():
         first = _options(make_config(family, {}).to_dict())
@@ -35,10 +35,10 @@ def option_rows() -> Iterator[tuple[str, str]]:
     for key in sorted(values, key=lambda key: key.lstrip("_")):
         families = defaultdict[tuple[str, ...], list[str]](list)  # by the values that they share
         for name, own in values[key].items():
-            families[tuple(sorted(own, key=_order))].append(name)
+            families[tuple(sorted(value for value in own if value.startswith('"')))].append(name)
         for shared, names in families.items():
-            rows[tuple(names)].append(f"`{key}` {names_of(shared)}")
-    return ((names_of(names), "; ".join(options)) for names, options in rows.items())
+            rows[tuple(names)].append(f"`{key}`" + (f" ({names_of(shared)})" if shared else ""))
+    return ((names_of(names), ", ".join(options)) for names, options in rows.items())
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, set[str]]:

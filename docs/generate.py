@@ -64,7 +64,7 @@ def make_parts() -> dict[str, str]:
         "exit-statuses": table(("status", "meaning"), ((str(code), text) for code, text in EXIT_STATUSES.items())),
         "families": families_table(),
         "repositories": repositories_table(),
-        "compared-options": table(("families", "keys of `config.json` and their compared values"), option_rows()),
+        "compared-options": table(("families", "keys of `config.json`"), option_rows()),
         "activations": table(("function", "names"), activation_rows()),
         "compared-generation": table(("key of `generation_config.json`", "compared values", "with"), generation_rows()),
         "training-families": training_families_table(),
