@@ -94,7 +94,7 @@ def object_sections(schemas: Mapping[str, Any]) -> dict[str, str]:
     parts = {name: field_list(name, schemas[name], first) for name in requests}
     sections = []
     for name, schema in schemas.items():
-        if not is_request(name):
+        if not is_request(name) and schema["properties"].keys() - {"model", "outputs", "usage", "timings_ms"}:
             text = f"{wrap(schema['description'])}\n\n" if "description" in schema else ""
             is_known = schema["properties"].keys() <= parameters.keys()
             fields = wrap(f"- {names_of(schema['properties'])}") if is_known else field_list(name, schema, first)
@@ -191,22 +191,21 @@ def families_table() -> str:
 
 def repositories_table() -> str:
     """Return which well-known repositories can be imported, by their configurations."""
-    rows = []
+    rows = dict[tuple[str, str], list[str]]()
     for path in sorted(CONFIGURATIONS.iterdir(), key=lambda path: path.name.lower()):
         support, repository = check_configuration(path), path.stem.replace("--", "/")
         # The rest of a reason lists the supported values.
-        kind = support.kind or f"no: {support.reason.partition(';')[0]}"
-        chat = _chat_of(repository, is_imported=bool(support.kind))
-        rows.append((f"`{repository}`", f"`{support.architecture or support.model_type}`", kind, chat))
-    return table(("repository", "class", "imported as", "chat"), rows)
+        kind = support.kind or f"no: {support.reason.removeprefix('config.json: ').partition(';')[0]}"
+        rows.setdefault((kind, _chat_of(repository) if support.kind else ""), []).append(repository)
+    return table(
+        ("imported as", "chat", "repositories"), ((*row, names_of(names)) for row, names in sorted(rows.items()))
+    )
 
 
-def _chat_of(repository: str, *, is_imported: bool) -> str:
+def _chat_of(repository: str) -> str:
     """Return "yes" if a repository is imported with its chat template, otherwise the reason."""
     if repository not in CHAT_MODELS:
         return ""
-    if not is_imported:
-        return "no: the model is not imported"
     try:
         convert(CHAT_MODELS[repository], SPECIAL)
     except ChatTemplateError as error:
