@@ -68,20 +68,10 @@ def activation_rows() -> Iterator[tuple[str, str]]:
     return ((f"`{function}`", names_of(own)) for function, own in names.items())
 
 
-def generation_rows() -> Iterator[Row]:
-    """Yield for each setting of the generation its values and the models that generate with it."""
-    rows = dict[str, tuple[set[str], list[str]]]()
-    for name, model in MODELS.items():
-        for key, value in model.generation.items():
-            own, names = rows.setdefault(key, (set(), []))
-            own.add(json.dumps(value))
-            names.append(name)
-    for filters in test_sampling_filters.CASES:
-        for key, value in filters.items():
-            own, names = rows.setdefault(key, (set(), ["the tokens that may be drawn"]))
-            own.add(json.dumps(value))
-    for key, (own, names) in sorted(rows.items()):
-        yield f"`{key}`", names_of(sorted(own, key=_order)), ", ".join(names)
+def generation_settings() -> set[str]:
+    """Return the settings of the generation with which a model is compared."""
+    settings = (model.generation for model in MODELS.values())
+    return set[str]().union(*settings, *test_sampling_filters.CASES)
 
 
 def names_of(names: Iterable[str]) -> str:

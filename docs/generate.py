@@ -20,7 +20,7 @@ from unittest import mock
 import transformers
 from pydantic import BaseModel
 
-from docs.comparisons import activation_rows, generation_rows, names_of, option_rows
+from docs.comparisons import activation_rows, generation_settings, names_of, option_rows
 from docs.limits import LIMITS
 from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
@@ -66,7 +66,7 @@ def make_parts() -> dict[str, str]:
         "repositories": repositories_table(),
         "compared-options": table(("families", "keys of `config.json`"), option_rows()),
         "activations": table(("function", "names"), activation_rows()),
-        "compared-generation": table(("key of `generation_config.json`", "compared values", "with"), generation_rows()),
+        "compared-generation": wrap(names_of(sorted(generation_settings()))),
         "training-families": training_families_table(),
     }
 
