@@ -9,10 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sightline.export.families.table import FAMILIES
 from sightline.export.families.values import ACTIVATIONS
 from tests.equality import test_sampling_filters
-from tests.export import test_encoder_families, test_jina
 from tests.export.test_family_options import CASES, WITHOUT_EFFECT, flat, make_config
 from tests.zoo.models import MODELS
 
@@ -24,18 +22,8 @@ _ABSENT = object()
 _NO_OPTIONS = WITHOUT_EFFECT | {"model_type"}
 
 
-def model_rows() -> Iterator[Row]:
-    """Yield for each family its models whose graphs are compared, and the number of others."""
-    others = {"new": test_encoder_families.ORIGINAL_GTE_SHAPES, "jina_bert": tuple(test_jina.SHAPES)}
-    for family in FAMILIES:
-        names = [name for name, model in MODELS.items() if model.model_type == family.name]
-        names += others.get(family.name, ())
-        cases = CASES.get(family.name)
-        yield f"`{family.name}`", ", ".join(names), str(len(cases.cases + cases.slow_cases) if cases else 0)
-
-
-def option_rows() -> Iterator[Row]:
-    """Yield for each option its values and the families in whose models they are compared."""
+def option_rows() -> Iterator[tuple[str, str]]:
+    """Return for each group of families the options that it shares, with their names of values."""
     values = defaultdict[str, dict[str, set[str]]](dict)  # by key and family
     for name, family in CASES.items():
         first = _options(make_config(family, {}).to_dict())
@@ -43,12 +31,14 @@ def option_rows() -> Iterator[Row]:
             edits = {key: _ABSENT if value is None else value for key, value in case.edits.items()}
             for key, case_values in _options({**case.changes, **edits}).items():
                 values[key].setdefault(name, set(first.get(key, ()))).update(case_values)
+    rows = defaultdict[tuple[str, ...], list[str]](list)  # by families
     for key in sorted(values, key=lambda key: key.lstrip("_")):
         families = defaultdict[tuple[str, ...], list[str]](list)  # by the values that they share
         for name, own in values[key].items():
-            families[tuple(sorted(own, key=_order))].append(name)
+            families[tuple(sorted(value for value in own if value.startswith('"')))].append(name)
         for shared, names in families.items():
-            yield f"`{key}`", names_of(shared), names_of(names)
+            rows[tuple(names)].append(f"`{key}`" + (f" ({names_of(shared)})" if shared else ""))
+    return ((names_of(names), ", ".join(options)) for names, options in rows.items())
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, set[str]]:
@@ -78,20 +68,10 @@ def activation_rows() -> Iterator[tuple[str, str]]:
     return ((f"`{function}`", names_of(own)) for function, own in names.items())
 
 
-def generation_rows() -> Iterator[Row]:
-    """Yield for each setting of the generation its values and the models that generate with it."""
-    rows = dict[str, tuple[set[str], list[str]]]()
-    for name, model in MODELS.items():
-        for key, value in model.generation.items():
-            own, names = rows.setdefault(key, (set(), []))
-            own.add(json.dumps(value))
-            names.append(name)
-    for filters in test_sampling_filters.CASES:
-        for key, value in filters.items():
-            own, names = rows.setdefault(key, (set(), ["the tokens that may be drawn"]))
-            own.add(json.dumps(value))
-    for key, (own, names) in sorted(rows.items()):
-        yield f"`{key}`", names_of(sorted(own, key=_order)), ", ".join(names)
+def generation_settings() -> set[str]:
+    """Return the settings of the generation with which a model is compared."""
+    settings = (model.generation for model in MODELS.values())
+    return set[str]().union(*settings, *test_sampling_filters.CASES)
 
 
 def names_of(names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from unittest import mock
 import transformers
 from pydantic import BaseModel
 
-from docs.comparisons import activation_rows, generation_rows, model_rows, names_of, option_rows
+from docs.comparisons import activation_rows, generation_settings, names_of, option_rows
 from docs.limits import LIMITS
 from lab.bench.report import wrap_prose
 from sightline.__main__ import COMMANDS
@@ -45,6 +45,7 @@ WIDTH = 100
 CONFIGURATIONS = Path("tests/data/configs")  # a config.json for each repository
 PAGES = sorted(Path("docs").rglob("*.md"))
 PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+OPTION = re.compile(r"^  (-.+)\n(?:   .+\n)*", re.MULTILINE)  # of a help, with its description
 FIELD_COMMENT = re.compile(r"^    (\w+): .*?  # (.+)$", re.MULTILINE)
 
 
@@ -57,18 +58,16 @@ def make_parts() -> dict[str, str]:
         "errors": errors_table(),
         "metrics": metrics_table(),
         "manifest": manifest_fields(),
-        "results": result_tables(schemas),
+        **object_sections(schemas),
         "commands": command_sections(),
         "training": training_table(),
         "exit-statuses": table(("status", "meaning"), ((str(code), text) for code, text in EXIT_STATUSES.items())),
         "families": families_table(),
         "repositories": repositories_table(),
-        "compared-models": table(("family", "models", "with other options"), model_rows()),
-        "compared-options": table(("key of `config.json`", "compared values", "families"), option_rows()),
+        "compared-options": table(("families", "keys of `config.json`"), option_rows()),
         "activations": table(("function", "names"), activation_rows()),
-        "compared-generation": table(("key of `generation_config.json`", "compared values", "with"), generation_rows()),
+        "compared-generation": wrap_prose(names_of(sorted(generation_settings()))),
         "training-families": training_families_table(),
-        **{name: schema_table(schema) for name, schema in schemas.items() if is_request(name)},
     }
 
 
@@ -84,20 +83,46 @@ def is_request(name: str) -> bool:
     return name.endswith("Body") or name in ("GenerateParameters", "AttentionSelection")
 
 
-def result_tables(schemas: Mapping[str, Any]) -> str:
-    """Return one section for each object that the service sends."""
+def object_sections(schemas: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields of each object of requests, and those of all objects of responses.
+
+    A field that several objects share is described in the first of them.
+    """
+    page = Path("docs/reference/api.md").read_text(encoding="utf-8")
+    requests = sorted(filter(is_request, schemas), key=lambda name: page.find(f"<!-- generated: {name} -->"))
+    parameters, first = schemas["GenerateParameters"]["properties"], dict[tuple[str, ...], str]()
+    parts = {name: field_list(name, schemas[name], first) for name in requests}
     sections = []
     for name, schema in schemas.items():
-        if not is_request(name):
-            description = f"{wrap_prose(schema['description'])}\n\n" if "description" in schema else ""
-            sections.append(f"### {name}\n\n{description}{schema_table(schema)}")
-    return "\n\n".join(sections)
+        if not is_request(name) and schema["properties"].keys() - {"model", "outputs", "usage", "timings_ms"}:
+            text = f"{wrap_prose(schema['description'])}\n\n" if "description" in schema else ""
+            is_known = schema["properties"].keys() <= parameters.keys()
+            fields = wrap_prose(f"- {names_of(schema['properties'])}") if is_known else field_list(name, schema, first)
+            sections.append(f"### {name}\n\n{text}{fields}")
+    return {**parts, "results": "\n\n".join(sections)}
+
+
+def field_list(name: str, schema: Mapping[str, Any], first: dict[tuple[str, ...], str]) -> str:
+    """Return the fields of an object as a list; those of an earlier object link to it."""
+    path = re.sub(r"(?<!^)(?=[A-Z])", "-", name.removesuffix("Body")).lower()
+    place = f"[`POST /v1/{path}`](#post-v1{path})" if name.endswith("Body") else f"[{name}](#{name.lower()})"
+    items, shared, required = [], dict[str, list[str]](), schema.get("required", ())
+    for field, value in schema.get("properties", {}).items():
+        default = f"default {default_of(value)}" if default_of(value) else "required" * (field in required)
+        kind = ", ".join(filter(None, (linked_type(value), default if is_request(name) else "")))
+        described_at = first.setdefault((field, kind, value.get("description", "")), place)
+        if described_at == place:
+            items.append(f"- `{field}` ({kind}): {value.get('description', '')}")
+        else:
+            shared.setdefault(described_at, []).append(field)
+    items += (f"- {names_of(fields)}: as in {described_at}." for described_at, fields in shared.items())
+    return "\n".join(map(wrap_prose, items))
 
 
 def command_sections() -> str:
     """Return the help of `sightline` and of each of its commands."""
-    sections = []
-    inner = ("train translation", "train sample", "models get", "models check", "load compare")
+    sections, first = [], {flag_name(name): "[Settings](settings.md)" for name in SETTINGS}
+    inner = ("train sample", "models get", "models check", "load compare")
     for command in ("", *COMMANDS, *inner):
         words, printed = command.split(), io.StringIO()
         with (
@@ -106,8 +131,26 @@ def command_sections() -> str:
             contextlib.suppress(SystemExit),
         ):
             sightline([*words, "--help"])
-        sections.append(f"## `{' '.join(['sightline', *words])}`\n\n```text\n{printed.getvalue().strip()}\n```")
+        sections.append(f"## `{' '.join(['sightline', *words])}`\n\n{short_help(command, printed.getvalue(), first)}")
     return "\n\n".join(sections)
+
+
+def short_help(command: str, text: str, first: dict[str, str]) -> str:
+    """Return the help of a command; options of an earlier command link to it."""
+    place, shared = f"[`sightline {command}`](#sightline-{command.replace(' ', '-')})", dict[str, list[str]]()
+
+    def kept(match: re.Match[str]) -> str:
+        flag = match[1].split()[0].strip(",")
+        described_at = first.get(flag) or first.setdefault(" ".join(match[0].split()), place)
+        if described_at == place:
+            return match[0]
+        shared.setdefault(described_at, []).append(flag)
+        return ""
+
+    text = OPTION.sub(kept, text)
+    text = re.sub(r"^[a-z ]+:\n(?=\n|\Z)\n?", "", text, flags=re.MULTILINE).strip()
+    others = (f"{names_of(flags)}: see {described_at}." for described_at, flags in shared.items() if flags != ["-h"])
+    return "\n\n".join((f"```text\n{text}\n```", *map(wrap_prose, others)))
 
 
 def training_table() -> str:
@@ -148,22 +191,21 @@ def families_table() -> str:
 
 def repositories_table() -> str:
     """Return which well-known repositories can be imported, by their configurations."""
-    rows = []
+    rows = dict[tuple[str, str], list[str]]()
     for path in sorted(CONFIGURATIONS.iterdir(), key=lambda path: path.name.lower()):
         support, repository = check_configuration(path), path.stem.replace("--", "/")
         # The rest of a reason lists the supported values.
-        kind = support.kind or f"no: {support.reason.partition(';')[0]}"
-        chat = _chat_of(repository, is_imported=bool(support.kind))
-        rows.append((f"`{repository}`", f"`{support.architecture or support.model_type}`", kind, chat))
-    return table(("repository", "class", "imported as", "chat"), rows)
+        kind = support.kind or f"no: {support.reason.removeprefix('config.json: ').partition(';')[0]}"
+        rows.setdefault((kind, _chat_of(repository) if support.kind else ""), []).append(repository)
+    return table(
+        ("imported as", "chat", "repositories"), ((*row, names_of(names)) for row, names in sorted(rows.items()))
+    )
 
 
-def _chat_of(repository: str, *, is_imported: bool) -> str:
+def _chat_of(repository: str) -> str:
     """Return "yes" if a repository is imported with its chat template, otherwise the reason."""
     if repository not in CHAT_MODELS:
-        return "not a chat model"
-    if not is_imported:
-        return "no: the model is not imported"
+        return ""
     try:
         convert(CHAT_MODELS[repository], SPECIAL)
     except ChatTemplateError as error:
@@ -233,18 +275,6 @@ def _parts_of_manifest() -> list[type[BaseModel]]:
         and value not in (BaseModel, Manifest)
         and not name.startswith("_")
     ]
-
-
-def schema_table(schema: Mapping[str, Any]) -> str:
-    """Return the table of an object's fields, with their defaults if any field is optional."""
-    properties, required = schema.get("properties", {}), schema.get("required", ())
-    has_defaults = len(required) < len(properties)
-    rows = []
-    for name, field in properties.items():
-        default = ["required" if name in required else default_of(field)] if has_defaults else []
-        rows.append((f"`{name}`", linked_type(field), *default, field.get("description", "")))
-    head = ("field", "type", "default", "description") if has_defaults else ("field", "type", "description")
-    return table(head, rows)
 
 
 def linked_type(schema: Mapping[str, Any]) -> str:

@@ -24,36 +24,21 @@ class LimitRow:
 
 
 OF_BODIES = "16 MiB, or one body if that is larger"
+OF_TOKENS = f"{TOKENS_PER_SEQUENCE} times the number"
+OF_RESPONSES, OF_PREFIXES = "an eighth, from 32 MiB to 1 GiB", "an eighth, at most 1 GiB"
 LIMITS = (
     LimitRow("open connections", "max_connections", "overloaded", "connections"),
     LimitRow(
-        "open connections of an IPv4 address, or an IPv6 network of 64 bits",
-        "max_connections",
-        "overloaded",
-        "connections_per_address",
-        value="half of it",
+        "those of an IPv4 address, or an IPv6 /64", "max_connections", "overloaded", "connections_per_address", "half"
     ),
-    LimitRow(
-        "file descriptors of the process",
-        "`ulimit -n`",
-        "overloaded",
-        "descriptors",
-        f"{DESCRIPTOR_RESERVE} stay in reserve",
-    ),
+    LimitRow("file descriptors", "`ulimit -n`", "overloaded", "descriptors", f"{DESCRIPTOR_RESERVE} in reserve"),
     LimitRow("head of a request; trailers of a body", "fixed", "headers_too_large", value=f"{MAX_HEAD_BYTES} bytes"),
     LimitRow("seconds to send the head of a request", "client_timeout_s", "client_too_slow"),
     LimitRow("body after decompression", "max_body_bytes", "body_too_large"),
     LimitRow("seconds to send the body", "client_timeout_s", "client_too_slow"),
-    LimitRow(
-        "bodies that arrive at the same time, together", "max_body_bytes", "overloaded", "body_bytes", value=OF_BODIES
-    ),
+    LimitRow("bodies that are arriving, together", "max_body_bytes", "overloaded", "body_bytes", OF_BODIES),
     LimitRow("fields of a form", "fixed", "invalid_parameter", value=str(MAX_FORM_FIELDS)),
-    LimitRow(
-        "pipelined requests of a connection, which then closes after their responses",
-        "fixed",
-        None,
-        value=str(MAX_PIPELINED),
-    ),
+    LimitRow("pipelined requests of a connection, which is then closed", "fixed", None, value=str(MAX_PIPELINED)),
     LimitRow("seconds that an idle connection stays open", "keep_alive_s", None),
     LimitRow("requests a minute of an API key", "`sightline keys add`", "rate_limit_exceeded", value="none"),
     LimitRow("tokens a minute of an API key", "`sightline keys add`", "rate_limit_exceeded", value="none"),
@@ -63,46 +48,20 @@ LIMITS = (
     LimitRow("windows that the context of a question is read in", "max_inputs", "invalid_parameter"),
     LimitRow("masks of an input of `/v1/fill-mask`", "fixed", "invalid_parameter", value=str(MAX_MASKS)),
     LimitRow("tokens of an input, and of a target", "manifest of the model", "input_too_long", value="of the model"),
-    LimitRow(
-        "sequences of a model that wait, with those in its decoder slots",
-        "max_waiting_sequences",
-        "overloaded",
-        "waiting_sequences",
-    ),
-    LimitRow("bodies that the calls of a model hold", "max_body_bytes", "overloaded", "waiting_bytes", value=OF_BODIES),
-    LimitRow(
-        "source tokens of a model's calls",
-        "max_waiting_sequences",
-        "overloaded",
-        "waiting_tokens",
-        value=f"{TOKENS_PER_SEQUENCE} times the number",
-    ),
+    LimitRow("sequences of a model, waiting or running", "max_waiting_sequences", "overloaded", "waiting_sequences"),
+    LimitRow("bodies of a model's calls", "max_body_bytes", "overloaded", "waiting_bytes", OF_BODIES),
+    LimitRow("source tokens of a model's calls", "max_waiting_sequences", "overloaded", "waiting_tokens", OF_TOKENS),
     LimitRow("seconds that a call is expected to wait", "queue_timeout_s", "overloaded", "queue_time"),
-    LimitRow(
-        "seconds until the deadline, if the call is expected to take longer",
-        "request_timeout_s",
-        "overloaded",
-        "deadline",
-    ),
+    LimitRow("seconds that a call is expected to take", "request_timeout_s", "overloaded", "deadline"),
     LimitRow("seconds of a call, or `X-Request-Timeout-Ms`", "request_timeout_s", "deadline_exceeded"),
-    LimitRow(
-        "responses until their clients have read them, together",
-        "memory_bytes",
-        "overloaded",
-        "response_bytes",
-        value="an eighth, from 32 MiB to 1 GiB",
-    ),
-    LimitRow(
-        "numbers in the vectors or attention maps of a response", "fixed", "response_too_large", value=str(MAX_NUMBERS)
-    ),
+    LimitRow("responses that clients have not read yet", "memory_bytes", "overloaded", "response_bytes", OF_RESPONSES),
+    LimitRow("numbers in the vectors or maps of a response", "fixed", "response_too_large", value=str(MAX_NUMBERS)),
     LimitRow("text of a call that tokenizes", "fixed", "response_too_large", value=f"{MAX_TEXT_BYTES} bytes"),
     LimitRow("ids of a call that detokenizes", "fixed", "response_too_large", value=str(MAX_IDS)),
     LimitRow("seconds without a byte read by the client, whose connection then closes", "client_timeout_s", None),
     LimitRow("sequences that a model decodes at once; others wait", "max_rows", None),
-    LimitRow("decoder state of all models, from which their number of slots follows", "memory_bytes", None, value="half of it"),
-    LimitRow(
-        "prefix caches of all models; the oldest prefixes leave", "memory_bytes", None, value="an eighth, at most 1 GiB"
-    ),
+    LimitRow("decoder state of all models, from which their slots follow", "memory_bytes", None, value="half of it"),
+    LimitRow("prefix caches of all models; the oldest prefixes leave", "memory_bytes", None, value=OF_PREFIXES),
     LimitRow("tokens of an encoder batch; other sequences wait", "fixed", None, value=str(MAX_BATCH_TOKENS)),
     LimitRow("seconds of a stage of the load of a model, which then fails", "fixed", None, value=f"{LOAD_TIMEOUT_S:g}"),
     LimitRow("seconds of a drain", "drain_s", "draining"),

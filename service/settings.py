@@ -96,19 +96,17 @@ class Settings(Options):
     """Address to listen on; ::, all interfaces with IPv6 and IPv4, lets other machines and
     containers reach the service, 0.0.0.0 with IPv4 only."""
     allowed_hosts: str | None = None
-    """Host names of the service, comma-separated; requests whose header Host has another name get
-    421, except health checks and `/metrics`. `*.example.org` stands for all names that end so, `*`
-    for any. If not set, a service that listens on a loopback address answers only localhost and
-    loopback addresses, so that no web page can reach it by a name of its own (DNS rebinding), and
-    others answer any host."""
+    """Host names of the service, comma-separated; requests with another header Host get 421, except
+    health checks and `/metrics`. `*.example.org` stands for all names that end so, `*` for any. If
+    not set, a service that listens on a loopback address answers only localhost and loopback
+    addresses (DNS rebinding), and others answer any host."""
     keys: Annotated[Path | None, Shown("FILE")] = None
     """File of API keys, written by `sightline keys add` and read again when it changes. If set,
     every request needs a key, except health checks; `/metrics` and model control need one with the
     role admin."""
     quota_storage: Annotated[SecretStr | None, Shown("URL")] = None
-    """URL of a Redis or Valkey that counts the requests and tokens of keys with a quota, such as
-    redis://localhost:6379/0, so that several services share the counts; needs the extra `redis`.
-    If not set, each service counts in memory."""
+    """URL of a Redis or Valkey, such as redis://localhost:6379/0, in which several services count
+    the requests and tokens of keys with a quota; needs the extra `redis`."""
     port: int = Field(default=8000, ge=0, le=MAX_PORT)
     """Port to listen on, if another program uses the default; 0 takes a free port and logs it."""
     admin_address: str | None = None
@@ -117,15 +115,13 @@ class Settings(Options):
     `port`."""
     workers: str = Field(default="auto", coerce_numbers_to_str=True)
     """Worker processes that serve the port together: a number from 1 to 256, or auto for one for
-    each core that the process may use, if the memory suffices; 1 on a GPU. The limits hold for all
-    workers together: each has an equal share of `memory_bytes`, `max_rows` and
-    `max_waiting_sequences`. Fewer workers need less memory."""
+    each core that the process may use, if the memory suffices; 1 on a GPU. Each has an equal share
+    of `memory_bytes`, `max_rows` and `max_waiting_sequences`."""
     bundles: Annotated[Path, Shown("FOLDER")] = Path("bundles")
     """Folder of the bundles to serve, one subfolder each; hidden subfolders are ignored."""
     default_model: Annotated[str | None, Shown("MODELS")] = None
     """Models of requests that name no model, comma-separated: the first of them that can do the
-    task. For other tasks, and if not set, it is the only model that can do the task; if several
-    can, requests must name one."""
+    task, or else the only model of the service that can."""
     strict_loading: bool = False
     """Exit with code 3 if any bundle fails to load, so that a rollout stops; otherwise serve the
     others and log an error."""
@@ -149,46 +145,40 @@ class Settings(Options):
     page: bool = True
     """Serve the page that shows attention at / to browsers; without it, only the API is served."""
     threads: int = Field(default=0, ge=0, le=1024)
-    """Threads for each graph; with 0, each of several workers uses one, or more while the others
-    are idle, and large models are measured at start. The container's CPU quota or the number of
-    cores is the limit. A number makes the start faster and speed predictable."""
+    """Threads for each graph, at most the container's CPU quota or the number of cores; with 0,
+    each of several workers uses one, or more while the others are idle, and large models are
+    measured at start."""
     memory_bytes: int = Field(default=0, ge=0)
     """Memory of the service, if it shares a machine with other programs; 0 uses all that is
-    available to the process. Half of it is for decoder states, an eighth, at most 1 GiB, for the
-    prefix cache, and an eighth, from 32 MiB to 1 GiB, for responses until their clients have read
-    them."""
+    available to the process. Half is for decoder states, an eighth (at most 1 GiB) for the prefix
+    cache, and an eighth (32 MiB to 1 GiB) for responses until their clients have read them."""
     prefix_cache: bool = True
-    """Keep the states of prompts of decoder-only models, which are not computed again for prompts
-    that begin alike. Without keys, callers can learn each other's prompts by the time to the first
-    token."""
+    """Keep the states of prompts of decoder-only models for prompts that begin alike. Without keys,
+    callers can learn each other's prompts by the time to the first token."""
     max_rows: int = Field(default=0, ge=0, le=1024)
-    """Sequences that one model decodes at once, each in a slot (row), a beam search in several; 0
-    derives the number from `memory_bytes`, between 8 and 32 (on CUDA 128), or fewer for a model of
-    which only these fit. A larger number raises the throughput and the time of each token."""
+    """Sequences that one model decodes at once, each in a slot (row), a beam search in `num_beams`; 0
+    derives 8 to 32 (on CUDA 128) from `memory_bytes`, or fewer if only these fit. More raise the
+    throughput and the time of each token."""
     max_inputs: int = Field(default=MAX_INPUTS, ge=1, le=MAX_INPUTS)
     """Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split
-    into sentences is one input. A smaller number keeps one client from occupying the service."""
+    into sentences is one input."""
     max_waiting_sequences: int = Field(default=256, ge=1)
     """Maximum sequences that wait for one model, in addition to those in its slots; more get 429. A
-    call enters a quarter of them at a time, at least 32; its other sequences follow as these
-    finish. A call that enters n sequences needs 2n - 1 free places unless it is alone. One API key
-    holds at most half of all places, and without keys an address three quarters. The source tokens
-    of a model's calls are limited to 256 times this number, of which one call counts with at most a
-    quarter. Raise it if clients prefer waiting to 429, or come through one proxy."""
+    call enters a quarter of them at a time, at least 32, and needs 2n - 1 free places for n
+    sequences unless it is alone. One API key holds at most half of all places, and without keys an
+    address three quarters. Source tokens are limited to 256 times this number. Raise it if clients
+    prefer waiting to 429, or come through one proxy."""
     queue_timeout_s: float = Field(default=5.0, gt=0)
-    """Maximum expected queue time in seconds. A call that would wait longer gets 429 immediately,
-    so that its client can try another service."""
+    """Maximum expected queue time in seconds. A call that would wait longer gets 429 at once."""
     request_timeout_s: float = Field(default=30.0, gt=0)
     """Maximum seconds of a request, if long texts need more; the header X-Request-Timeout-Ms can
     only shorten it."""
     max_body_bytes: int = Field(default=1024 * 1024, ge=1)
-    """Maximum bytes of a request body, after decompression, if calls have long texts or many
-    inputs. The bodies that a model's calls hold, and those that are arriving, may have 16 MiB
-    together, or one such body if it is larger."""
+    """Maximum bytes of a request body, after decompression. The bodies that a model's calls hold,
+    and those that are arriving, may have 16 MiB together, or one such body if it is larger."""
     max_connections: int = Field(default=2048, ge=1)
     """Maximum open connections, half of them from one IPv4 address or IPv6 network of 64 bits;
-    more are answered with 429 and closed. A proxy counts as one address: raise it for many clients
-    behind one proxy."""
+    more are answered with 429 and closed. Raise it for many clients behind one proxy."""
     client_timeout_s: float = Field(default=10.0, gt=0)
     """Seconds within which a client must send the head of a request, then its body, and for which
     it may read nothing of its response; then the connection is closed. Slow networks need more."""

@@ -52,11 +52,10 @@ def export(arguments: argparse.Namespace) -> Verification:
 
 def metadata_of(name: str) -> BundleMetadata:
     """Return the metadata of the bundle of a system."""
-    system = SYSTEMS[name]
-    corpus = system.corpus
+    corpus = (system := SYSTEMS[name]).corpus
     return BundleMetadata(
         bundle_name(name),
-        system.description,
+        f"{system.description}. {corpus.limits}",
         corpus.license,
         languages=languages_of(corpus.languages) if corpus.languages else None,
         chat=PLAIN_DIALOGUES if corpus.chat else None,

@@ -36,6 +36,7 @@ class Corpus:
     name: str
     folder: str  # "" for a corpus that is generated
     license: str  # license of the weights
+    limits: str  # of what a model knows, and a model that knows more
     languages: tuple[str, str] | None = None  # ISO 639-1 codes of source and target
     chat: ChatTemplate | None = None
     derived: Derived | None = None  # the corpus is derived from the folder, see `lab.zoo.derived`
@@ -46,11 +47,17 @@ class Corpus:
         return f"{self.folder}-{self.derived}" if self.derived else self.folder
 
 
-MULTI30K = Corpus("multi30k-en-de", "multi30k", "non-commercial research and education only", languages=("en", "de"))
-SMALL = replace(MULTI30K, derived="small")
-JOINED = replace(MULTI30K, derived="joined")
-SST2 = Corpus("sst2", "sst2", "research only", derived="labelled")
-SMALLTALK = Corpus("smalltalk", "", "Apache-2.0", chat=CHAT)
+MORE = "To get a model that knows more: sightline models get"
+CAPTIONS = f"Trained on {{}} of pictures; other sentences come out wrong. {MORE} Helsinki-NLP/opus-mt-en-de".format
+MULTI30K_LICENSE = "non-commercial research and education only"
+MULTI30K = Corpus("multi30k-en-de", "multi30k", MULTI30K_LICENSE, CAPTIONS("29,000 captions"), ("en", "de"))
+SMALL = replace(MULTI30K, derived="small", limits=CAPTIONS("10,000 captions"))
+JOINED = replace(MULTI30K, derived="joined", limits=CAPTIONS("5,000 joined captions"))
+REVIEWS = "Trained on 6,920 sentences of film reviews; labels of other texts are often wrong."
+REVIEWS += f" {MORE} cardiffnlp/twitter-roberta-base-sentiment-latest"
+SST2 = Corpus("sst2", "sst2", "research only", REVIEWS, derived="labelled")
+PHRASES = "Trained on a few hundred phrases of small talk; replies to other messages are nonsense."
+SMALLTALK = Corpus("smalltalk", "", "Apache-2.0", f"{PHRASES} {MORE} smollm2", chat=CHAT)
 
 
 @dataclass(frozen=True)
@@ -171,10 +178,7 @@ _INITIAL_STATE = _recurrent(
 # So that it has as many parameters as with the context vector as an input of every step.
 _INITIAL_STATE_SIZE = 336
 _LOCAL_P = _luong(
-    "GRU with a predicted attention window, local-p (Luong et al. 2015)",
-    "general",
-    window="local-p",
-    window_radius=5,
+    "GRU with a predicted attention window, local-p (Luong et al. 2015)", "general", window="local-p", window_radius=5
 )
 _LINFORMER = _tiny(
     "Transformer with a linear encoder (Wang et al. 2020)",
@@ -312,10 +316,7 @@ SMALL_GROUPS: Mapping[str, Mapping[str, System]] = {
         "small-linformer": _small(_LINFORMER),
     },
 }
-SYSTEMS = {
-    **SYSTEMS,
-    **{name: system for group in SMALL_GROUPS.values() for name, system in group.items()},
-}
+SYSTEMS = {**SYSTEMS, **{name: system for group in SMALL_GROUPS.values() for name, system in group.items()}}
 
 
 @dataclass(frozen=True)

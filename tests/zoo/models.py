@@ -1,6 +1,6 @@
 """Tiny models of Transformers in odd sizes, with random weights.
 
-`ENCODERS`, `DECODERS` and `SEQ2SEQ` hold the models by name. `docs/models.md` lists them.
+`ENCODERS`, `DECODERS` and `SEQ2SEQ` hold the models by name.
 """
 
 import copy

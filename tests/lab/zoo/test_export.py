@@ -9,6 +9,7 @@ import pytest
 from lab.zoo import export
 from lab.zoo.__main__ import main
 from lab.zoo.export import metadata_of
+from lab.zoo.systems import SYSTEMS, bundle_name
 from sightline.base.bundle import ChatTemplate, Languages
 from sightline.base.bundle_files import read_manifest
 from sightline.export.import_errors import VerificationError
@@ -46,6 +47,13 @@ def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
     assert [folder.name for folder in (tmp_path / "one").iterdir()] == ["multi30k-en-de-pre-norm"]
     assert main([*arguments, "--systems", "pre-norm", "--tolerance", "0"]) == 1
     assert re.search(r"error: pre-norm: \S+ and its checkpoint differ: ", capsys.readouterr().err)
+
+
+def test_the_description_of_a_shipped_bundle_tells_what_its_model_knows() -> None:
+    systems = {bundle_name(name): system for name, system in SYSTEMS.items()}
+    systems["multi30k-en-de"] = systems["multi30k-en-de-transformer"]
+    for folder in (*Path("bundles").iterdir(), *Path("lab/bundles").iterdir()):
+        assert read_manifest(folder).description.endswith(f". {systems[folder.name].corpus.limits}"), folder
 
 
 def test_a_rejected_system_does_not_prevent_the_export_of_others(
