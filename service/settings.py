@@ -156,9 +156,9 @@ class Settings(Options):
     """Keep the states of prompts of decoder-only models for prompts that begin alike. Without keys,
     callers can learn each other's prompts by the time to the first token."""
     max_rows: int = Field(default=0, ge=0, le=1024)
-    """Sequences that one model decodes at once, each in a slot (row), a beam search in `num_beams`; 0
-    derives 8 to 32 (on CUDA 128) from `memory_bytes`, or fewer if only these fit. More raise the
-    throughput and the time of each token."""
+    """Sequences that one model decodes at once, each in a slot (row), a beam search in `num_beams`
+    slots; 0 derives 8 to 32 (on CUDA 128) from `memory_bytes`, or fewer if only these fit. More
+    raise the throughput and the time of each token."""
     max_inputs: int = Field(default=MAX_INPUTS, ge=1, le=MAX_INPUTS)
     """Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split
     into sentences is one input."""
