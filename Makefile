@@ -31,6 +31,8 @@ REVISION = $(shell git describe --always --dirty --abbrev=40 --exclude='*' 2>/de
 SERVE := .venv-serve-$(RUNTIME)
 DEV := .venv
 GPU := .venv-gpu
+CLIENTS := .venv-clients
+SBOM := .venv-sbom
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 # Each process runs whole files, in the order of tests/conftest.py. Tests start many Python processes,
@@ -38,7 +40,7 @@ CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-ray test-prometheus test-kubernetes test-proxies test-download wheel bench bench-quick soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-ray test-prometheus test-kubernetes test-proxies test-download test-clients wheel sbom release publish bench bench-quick soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -102,7 +104,7 @@ test: $(DEV)/ready  ## run all tests of the product that need only Python, or TE
 	$(PYTEST) $(TESTS)
 
 test-all: $(DEV)/ready  ## run test, tests of the lab, slow tests, and equality and export under each instruction set
-	$(PYTEST) -m 'not docker and not browser and not cgroup and not download and not redis and not prometheus and not kubernetes and not proxies and not ray'
+	$(PYTEST) -m 'not docker and not browser and not cgroup and not download and not redis and not prometheus and not kubernetes and not proxies and not ray and not clients'
 	$(DEV)/bin/python -m tests.instruction_sets
 
 coverage: $(DEV)/ready  ## run test and print how many lines of base, service and export ran in the processes of the tests
@@ -142,6 +144,9 @@ test-ray: $(DEV)/ready  ## run the tests of Ray Serve, which start clusters on t
 test-download: $(DEV)/ready  ## run the tests that download models from the package index
 	$(DEV)/bin/python -m pytest -m download tests
 
+test-clients: $(DEV)/ready $(CLIENTS)/ready  ## generate clients from the OpenAPI document and call a service; needs Node.js and npm
+	$(DEV)/bin/python -m pytest -m clients tests/clients
+
 docs: $(DEV)/ready  ## build the documentation as a site in build/docs; a broken link fails
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[docs]'
 	$(DEV)/bin/python -m docs.generate
@@ -153,11 +158,25 @@ wheel:  ## write the release file build/sightline_serving-VERSION-py3-none-any.w
 	rm -rf build/lib
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
 
+sbom: $(SBOM)/ready  ## write build/sbom.cdx.json, the packages of the image with their hashes (CycloneDX)
+	mkdir -p build
+	$(SBOM)/bin/cyclonedx-py requirements requirements-cpu.txt --pyproject pyproject.toml --output-reproducible -o build/sbom.cdx.json
+
+release: wheel image sbom  ## write the files of a release to build/release: wheel, image, SBOM and checksums; needs Docker
+	rm -rf build/release && mkdir -p build/release
+	cp build/sightline_serving-$(PROJECT_VERSION)-py3-none-any.whl build/sbom.cdx.json build/release
+	docker save sightline:$(IMAGE_VERSION) | gzip > build/release/sightline-image-$(IMAGE_VERSION).tar.gz
+	cd build/release && sha256sum * > SHA256SUMS
+
+publish:  ## create the release of the tag on GitHub with the files in build/release; needs the command gh
+	awk '/^## /{found = index($$0, "[$(PROJECT_VERSION)]"); next} found' CHANGELOG.md > build/notes.md
+	gh release create v$(PROJECT_VERSION) --verify-tag --title "Sightline $(PROJECT_VERSION)" --notes-file build/notes.md build/release/*
+
 lock: $(DEV)/ready  ## write requirements-cpu.txt and -gpu.txt, the images' packages with hashes, after dependencies have changed
 	$(DEV)/bin/python -m tests.deployment.lock
 
 clean:  ## remove the virtual environments and the caches of tools
-	rm -rf .venv .venv-serve-* .venv-gpu build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-serve-* .venv-gpu .venv-clients .venv-sbom build *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 ##@ Measure
 bench: $(DEV)/ready  ## measure docs/performance.md, or the sections BENCH (40 minutes on a quiet machine)
@@ -185,4 +204,16 @@ $(DEV)/ready: pyproject.toml constraints.txt
 $(GPU)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(GPU)
 	$(GPU)/bin/python $(PIP_INSTALL) -e '.[gpu,train,bench]'
+	touch $@
+
+# The generators of clients. One of them needs an older typer than other packages of constraints.txt.
+$(CLIENTS)/ready: Makefile
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openapi-python-client==0.29.1
+	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) @hey-api/openapi-ts@0.95.0 typescript@5.9.3
+	touch $@
+
+$(SBOM)/ready: Makefile
+	$(PYTHON) -m venv $(SBOM)
+	$(SBOM)/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
 	touch $@

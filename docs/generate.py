@@ -20,6 +20,7 @@ import transformers
 from pydantic import BaseModel
 
 from docs.comparisons import activation_rows, generation_settings, names_of, option_rows
+from docs.json_types import type_of
 from docs.limits import LIMITS
 from lab.bench.report import wrap_prose
 from sightline.__main__ import COMMANDS
@@ -36,7 +37,6 @@ from sightline.model.data import pretrained
 from sightline.model.training.options import OPTIONS
 from sightline.service.api_errors import ERRORS
 from sightline.service.app import create_app
-from sightline.service.http.docs import type_of
 from sightline.service.metrics import Metrics
 from sightline.service.settings import SETTINGS, Settings, env_name
 from tests.export.chat_templates import CHAT_MODELS, SPECIAL

@@ -116,7 +116,7 @@ def create_app(
         )
     app.add_middleware(CallLog, service=service)
     app.state.service = service
-    app.state.pages = docs.Pages(app.openapi, settings.allowed_frames)
+    app.state.made = {}
     return app
 
 

@@ -242,10 +242,25 @@ def must_equal(default: Any = None) -> PlainValidator:
             raise field_error("unsupported_parameter", f"It must be {values}: other values are not supported.")
 
     # The type is given because Annotated caches by equality, and False equals 0.
-    allowed = [] if default is None else [{"type": JSON_TYPES[type(default)], "const": default}]
+    allowed = [] if default is None else [_schema_of(default)]
     description = f"Accepted for compatibility; only {values} is supported."
     schema = WithJsonSchema({"anyOf": [*allowed, NULL], "description": description})
     return PlainValidator(check, json_schema_input_type=Annotated[Any, schema])
+
+
+def _schema_of(value: Any) -> dict[str, Any]:
+    """Return the JSON Schema of one value.
+
+    Generators of clients do not know objects and lists as `const`.
+    """
+    schema: dict[str, Any] = {"type": JSON_TYPES[type(value)]}
+    if isinstance(value, dict):
+        only = {"description": "Only this value is supported."}
+        properties = {name: _schema_of(field) | only for name, field in value.items()}
+        return schema | {"properties": properties, "required": [*value], "additionalProperties": False}
+    if isinstance(value, list):
+        return schema | {"items": _schema_of(value[0]) if value else {}, "minItems": len(value), "maxItems": len(value)}
+    return schema | {"const": value}
 
 
 def described_as(kind: Any) -> BeforeValidator:

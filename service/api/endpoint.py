@@ -17,7 +17,7 @@ from sightline.service.keys import Role
 
 JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "text/event-stream"
 NDJSON = "application/x-ndjson"  # JSON lines
-HTML, SVG = "text/html", "image/svg+xml"
+HTML, SVG, BINARY = "text/html", "image/svg+xml", "application/octet-stream"
 CALL = "sightline.call"  # key of the call in the ASGI scope
 
 

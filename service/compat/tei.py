@@ -62,12 +62,13 @@ ERRORS = typed_errors(
     {"empty_input": "Empty", "loading": "Unhealthy", "draining": "Unhealthy", "engine_dead": "Unhealthy"},
     EmbeddingError,
 )
-# TEI itself writes `Right`, and Hugging Face's client writes `right`.
+# TEI itself writes `Right`, and Hugging Face's client writes `right`. The document has only one,
+# because generators of clients make the same name of both.
 TruncationDirection = Annotated[
     Any,
     must_equal("right"),
     BeforeValidator(
-        lambda value: "right" if value == "Right" else value, json_schema_input_type=Literal["right", "Right"] | None
+        lambda value: "right" if value == "Right" else value, json_schema_input_type=Literal["right"] | None
     ),
     Field(description="Only the end of a text can be cut."),
 ]

@@ -35,7 +35,7 @@ from sightline.service.http.compression import MIN_BYTES, accepts_gzip, compress
 from sightline.service.http.hosts import AllowedHosts
 from sightline.service.http.http_call import NO_ROUTE, POLLED_ROUTES, CheckFields, HttpCall, receive_body
 from sightline.service.http.incoming import EXCHANGE
-from sightline.service.http.openapi import KEY_SCHEMES, RESPONSE_HEADERS, declared_errors, declared_request
+from sightline.service.http.openapi import KEY_SCHEMES, RESPONSE_HEADERS, declared_errors, declared_request, schema_of
 from sightline.service.inference.service import Service
 from sightline.service.inference.streaming import StreamToken
 from sightline.service.logs import FIELDS, access_logger
@@ -234,6 +234,7 @@ class EndpointRoute(APIRoute):
             endpoint.handler,
             methods=[endpoint.method],
             name=endpoint.name,
+            operation_id=operation_id_of(endpoint),
             summary=summary_of(endpoint.handler),
             description=inspect.getdoc(endpoint.handler) or summary_of(endpoint.handler),
             tags=[*endpoint.tags],
@@ -243,7 +244,7 @@ class EndpointRoute(APIRoute):
             responses={
                 200: {
                     "headers": RESPONSE_HEADERS,
-                    "content": {kind: {} for kind in endpoint.media_types if kind != JSON},
+                    "content": {kind: {"schema": schema_of(kind)} for kind in endpoint.media_types if kind != JSON},
                 },
                 **declared_errors(endpoint),
                 "default": {},  # otherwise FastAPI declares its own 422; `Application.openapi` removes it
@@ -260,6 +261,15 @@ class EndpointRoute(APIRoute):
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Decline most paths without the regular expression, which takes five times as long."""
         return super().matches(scope) if self._fixed_part in scope["path"] else NO_MATCH
+
+
+def operation_id_of(endpoint: Endpoint) -> str:
+    """Return the name of an operation in the OpenAPI document, from which clients are generated.
+
+    Operations of compatible APIs begin with the name of their API, the first of several.
+    """
+    name, api = endpoint.name or endpoint.handler.__name__, endpoint.tags[0].replace("-", "_")
+    return name if api == "sightline" else f"{api}_{name}"
 
 
 def summary_of(handler: Callable[..., Any]) -> str:

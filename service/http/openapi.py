@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from sightline.service.api.endpoint import (
     ACCESS_ERRORS,
+    BINARY,
     BODY_ERRORS,
     FORM,
     JSON,
@@ -170,12 +171,16 @@ def declared_request(endpoint: Endpoint) -> dict[str, Any]:
         kind for kind in body_format.media_types if kind not in ("", JSON) and (kind != FORM or body_format.is_form)
     ]
     if body_type is not None and others:
-        binary = {"type": "string", "format": "binary"}
-        schemas = {kind: _form_schema(body_type) if kind == FORM else binary for kind in others}
+        schemas = {kind: _form_schema(body_type) if kind == FORM else schema_of(kind) for kind in others}
         declared["requestBody"] = {"content": {kind: {"schema": schema} for kind, schema in schemas.items()}}
     if body_format.is_optional:
         declared.setdefault("requestBody", {})["required"] = False
     return declared
+
+
+def schema_of(media_type: str) -> dict[str, Any]:
+    """Return the JSON Schema of a body that is neither JSON nor a form: a text, or bytes."""
+    return {"type": "string", "format": "binary"} if media_type == BINARY else {"type": "string"}
 
 
 def _form_schema(body_type: type[BaseModel]) -> dict[str, Any]:

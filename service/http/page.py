@@ -5,20 +5,14 @@ uses the public API only. A content security policy forbids content from other h
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Annotated
 
-from sightline.service.api.endpoint import HTML, JSON, SVG, Call, Endpoint, Headers, Raw, described, prefers, to_json
+from sightline.service.api.endpoint import HTML, JSON, Call, Endpoint, Headers, Raw, described, prefers, to_json
 from sightline.service.api.root import Root, root_of
 from sightline.service.api_errors import ApiError
-from sightline.service.http.static import StaticContent
-
-MEDIA_TYPES = {"css": "text/css", "html": HTML, "js": "text/javascript", "svg": SVG}
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors "
-)
+from sightline.service.http.static import MEDIA_TYPES, read_files
 
 
 class AttentionPage:
@@ -26,11 +20,8 @@ class AttentionPage:
 
     def __init__(self, frame_ancestors: Sequence[str]) -> None:
         """`frame_ancestors` are the origins of pages that may show this page in a frame."""
-        headers = {
-            "content-security-policy": POLICY + (" ".join(frame_ancestors) or "'none'"),
-            "referrer-policy": "no-referrer",
-        }
-        self._files = dict(_read_files(headers))
+        folder = sorted(files("sightline.service.page").iterdir(), key=lambda file: file.name)
+        self._files = read_files(folder, frame_ancestors, {"index.html": "Accept, Accept-Encoding"})
 
     async def show_root(self, call: Call, headers: Headers) -> Raw:
         """Show the name of the service, its version, its documentation and its models.
@@ -41,7 +32,7 @@ class AttentionPage:
             return self._files["index.html"].response(headers)
         return Raw(to_json(root_of(call.service)), JSON, 200, {"vary": "Accept, Accept-Encoding"})
 
-    async def show_file(
+    async def page_file(
         self, call: Call, file: Annotated[str, described("Name of a file of the page.")], headers: Headers
     ) -> Raw:
         """Return a file of the page: a script, its styles or its icon."""
@@ -55,21 +46,12 @@ class AttentionPage:
             Endpoint(
                 "GET",
                 "/page/{file}",
-                self.show_file,
+                self.page_file,
                 errors=("not_found",),
                 media_types=tuple(sorted(MEDIA_TYPES.values())),
                 ignores_query=True,
             ),
         ]
-
-
-def _read_files(headers: Mapping[str, str]) -> Iterator[tuple[str, StaticContent]]:
-    for file in sorted(files("sightline.service.page").iterdir(), key=lambda file: file.name):
-        suffix = file.name.rpartition(".")[2]
-        if suffix in MEDIA_TYPES:
-            vary = "Accept, Accept-Encoding" if file.name == "index.html" else "Accept-Encoding"
-            media_type = f"{MEDIA_TYPES[suffix]}; charset=utf-8"
-            yield file.name, StaticContent(file.read_bytes(), media_type, {**headers, "vary": vary})
 
 
 @functools.cache

@@ -2,10 +2,18 @@
 
 import gzip
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources.abc import Traversable
 
-from sightline.service.api.endpoint import Raw
+from sightline.service.api.endpoint import HTML, SVG, Raw
 from sightline.service.http.compression import accepts_gzip
+
+MEDIA_TYPES = {"css": "text/css", "html": HTML, "js": "text/javascript", "svg": SVG}
+# Of pages: they run only their own scripts and load nothing from other hosts.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors "
+)
 
 
 class StaticContent:
@@ -34,3 +42,26 @@ class StaticContent:
         if coding is not None:
             headers["content-encoding"] = coding
         return Raw(body, self._media_type, 200, headers)
+
+
+def read_files(
+    files: Iterable[Traversable], frame_ancestors: Sequence[str], vary: Mapping[str, str] | None = None
+) -> dict[str, StaticContent]:
+    """Return the files of a page by name; those of other types than `MEDIA_TYPES` are left out.
+
+    `frame_ancestors` are the origins of pages that may show this page in a frame. `vary` has the
+    header `Vary` of files for which it is not only `Accept-Encoding`.
+    """
+    headers = {
+        "content-security-policy": POLICY + (" ".join(frame_ancestors) or "'none'"),
+        "referrer-policy": "no-referrer",
+    }
+    return {
+        file.name: StaticContent(
+            file.read_bytes(),
+            f"{MEDIA_TYPES[suffix]}; charset=utf-8",
+            headers | {"vary": (vary or {}).get(file.name, "Accept-Encoding")},
+        )
+        for file in files
+        if (suffix := file.name.rpartition(".")[2]) in MEDIA_TYPES
+    }

@@ -174,6 +174,6 @@ async def _cut(call: Call, model: ServedModel, documents: Texts, max_tokens: int
 
 # Clients of version 2 of Cohere's API use the second path.
 ENDPOINTS = tuple(
-    Endpoint("POST", path, rerank_documents, RerankResponse, errors=PARAMETER_ERRORS)
-    for path in ("/v1/rerank", "/v2/rerank")
+    Endpoint("POST", path, rerank_documents, RerankResponse, errors=PARAMETER_ERRORS, name=name)
+    for path, name in (("/v1/rerank", None), ("/v2/rerank", "rerank_documents_v2"))
 )

@@ -22,6 +22,7 @@ EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # of each route; the few of every ti
 # No shipped model reranks, tags, answers or predicts tokens, models are controlled only if a
 # setting allows it, and random names are no files of the page.
 NEVER_ACCEPTED = {
+    "GET /docs/{file}",
     "GET /page/{file}",
     "POST /v1/rerank",
     "POST /v2/rerank",

@@ -25,7 +25,6 @@ from sightline.service.engine.engine import Engine
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.request import GenerateRequest
 from sightline.service.engine.worker import Worker
-from sightline.service.http import docs
 from sightline.service.http.application import Application
 from sightline.service.http.dispatch import EndpointRoute
 from sightline.service.inference.service import Backend, LoadedModel, ServedModel
@@ -347,12 +346,9 @@ def openapi(start: Start) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def _documents() -> Iterator[None]:
-    """Make the OpenAPI document and its page, which takes a second, once for all apps with the same
-    endpoints.
-    """
+    """Make the OpenAPI document, which takes a second, once for apps with the same endpoints."""
     documents: dict[Any, Any] = {}
-    pages: dict[int, str] = {}
-    describe, render = Application.openapi, docs.render
+    describe = Application.openapi
 
     def describe_once(app: Application) -> Any:
         if app.openapi_schema is None:
@@ -361,14 +357,8 @@ def _documents() -> Iterator[None]:
             documents[endpoints] = describe(app)
         return app.openapi_schema
 
-    def render_once(document: Any) -> str:
-        if id(document) not in pages:
-            pages[id(document)] = render(document)
-        return pages[id(document)]
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Application, "openapi", describe_once)
-        patch.setattr(docs, "render", render_once)
         yield
 
 

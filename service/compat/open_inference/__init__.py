@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 from sightline.service.api.endpoint import (
+    BINARY,
     ENGINE_ERRORS,
     EVENTS,
     JSON,
@@ -23,7 +24,6 @@ from sightline.service.compat.open_inference.schemas import VERSION, Version
 from sightline.service.compat.open_inference.tensors import LENGTH_HEADER
 
 MODEL, VERSIONED = "/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}"
-BINARY = "application/octet-stream"
 TENSORS = BodyFormat((*UNTYPED_JSON.media_types, BINARY), length_header=LENGTH_HEADER)
 _MODEL_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "loading")
 # No `unsupported_task`: a model only has the tensors of its own tasks.

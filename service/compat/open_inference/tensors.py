@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PlainValidator, TypeAdapter
 
-from sightline.service.api.endpoint import Raw, to_json
+from sightline.service.api.endpoint import BINARY, Raw, to_json
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts, check_texts, validate_part
 from sightline.service.compat.open_inference.schemas import Datatype, InferInput, InferOutput, InferResponse, InputName
@@ -118,4 +118,4 @@ def tensor_response(head: dict[str, Any], tensors: Sequence[Tensor]) -> InferRes
         return response
     header = to_json(response)
     headers = {LENGTH_HEADER: str(len(header))}
-    return Raw(b"".join([header, *packed]), "application/octet-stream", headers=headers)
+    return Raw(b"".join([header, *packed]), BINARY, headers=headers)

@@ -1,9 +1,5 @@
 """The header Host, and the headers that protect browsers."""
 
-import base64
-import hashlib
-import re
-
 import pytest
 
 from sightline.service.http.hosts import AllowedHosts
@@ -85,18 +81,17 @@ async def test_browsers_must_not_guess_the_type_of_any_response(start: Start) ->
 
 
 @pytest.mark.parametrize(("frames", "ancestors"), [(None, "'none'"), ("https://example.org", "https://example.org")])
-async def test_the_documentation_runs_only_its_own_script_and_is_in_no_frame(
+async def test_the_documentation_runs_only_its_own_scripts_and_is_in_no_frame(
     start: Start, frames: str | None, ancestors: str
 ) -> None:
     async with start(cors_origins=frames) as running:
         response = await running.client.get("/docs")
         policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
-        for tag in ("script", "style"):
-            (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", response.text, re.DOTALL)
-            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-            assert policy.pop(f"{tag}-src") == f"'sha256-{digest}'"
         assert policy == {
             "default-src": "'none'",
+            "script-src": "'self'",
+            "style-src": "'self'",
+            "img-src": "'self' data: blob:",
             "connect-src": "'self'",
             "base-uri": "'none'",
             "form-action": "'none'",
