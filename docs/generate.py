@@ -40,6 +40,7 @@ from sightline.service.app import create_app
 from sightline.service.metrics import Metrics
 from sightline.service.settings import SETTINGS, Settings, env_name
 from tests.export.chat_templates import CHAT_MODELS, SPECIAL
+from tests.zoo.published import PACKAGES
 
 WIDTH = 100
 CONFIGURATIONS = Path("tests/data/configs")  # a config.json for each repository
@@ -180,13 +181,15 @@ def training_families_table() -> str:
 
 
 def families_table() -> str:
-    """Return the families that can be imported, with their classes."""
-    rows = [
-        (kind, f"`{family.name}`", names_of(family.architectures))
-        for kind, families in FAMILIES_BY_KIND.items()
-        for family in families
-    ]
-    return table(("kind", "family", "classes"), rows)
+    """Return the families that can be imported, their evidence and their classes."""
+    rows = []
+    for kind, families in FAMILIES_BY_KIND.items():
+        for family in families:
+            models = dict.fromkeys(model.model for model in PACKAGES if model.family == family.name)
+            other = "an implementation from its paper" if family.name == "jina_bert" else "Transformers"
+            text = f"real weights: {', '.join(models)}" if models else f"{other} with random weights"
+            rows.append((kind, f"`{family.name}`", text, names_of(family.architectures)))
+    return table(("kind", "family", "compared with", "classes"), rows)
 
 
 def repositories_table() -> str:

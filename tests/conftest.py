@@ -45,6 +45,7 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Return the number of processes of `-n auto`: one more than processors, because tests wait for
     servers and timeouts.

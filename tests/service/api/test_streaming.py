@@ -299,11 +299,11 @@ def test_a_client_that_reads_nothing_is_disconnected_after_the_timeout(
     line had no error code.
     """
     caplog.set_level(logging.INFO, logs.access_logger.name)
-    with serve(make_backend(), client_timeout_s=1) as wire, large_response(wire) as client:
+    with serve(make_backend(), client_timeout_s=2) as wire, large_response(wire) as client:
         assert client.recv(1).startswith(b"H")  # the response has begun
         started = time.monotonic()
         wait_until(lambda: not wire.server.server_state.connections)
-        assert 0.8 < time.monotonic() - started < 1.9
+        assert 1.6 < time.monotonic() - started < 3.8
         line = logged_call(caplog)
         assert (line["status"], line["code"]) == (200, "client_too_slow")
         assert b'request_failure_total{code="client_too_slow",model_name="fake"} 1.0' in wire.get("/metrics")[1]

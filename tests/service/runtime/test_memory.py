@@ -1,12 +1,13 @@
 """Number of rows that fit, and memory of one row."""
 
+import gc
 from pathlib import Path
 
 import pytest
 
 from sightline.base.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest, State
 from sightline.base.bundle_files import read_manifest
-from sightline.service.runtime.state_memory import MAX_AUTO_ROWS, prefix_block_bytes, row_bytes, rows_within
+from sightline.service.runtime.state_memory import MAX_AUTO_ROWS, prefix_block_bytes, row_bytes, rows_within, trim_heap
 from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
 
 MB = 1_000_000
@@ -60,3 +61,9 @@ def test_a_model_with_a_state_of_fixed_size_has_no_prefix_cache() -> None:
     assert manifest.has_prefix_states
     fixed = State(input="sum", output="sum_next", init="zeros", shape=(1,))
     assert not manifest.model_copy(update={"states": (*manifest.states, fixed)}).has_prefix_states
+
+
+def test_trimming_the_heap_leaves_nothing_to_the_garbage_collector() -> None:
+    gc.collect()
+    trim_heap()
+    assert gc.collect() == 0
