@@ -40,7 +40,7 @@ CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-ray test-prometheus test-kubernetes test-proxies test-download test-clients wheel sbom release publish bench bench-quick soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-ray test-prometheus test-kubernetes test-proxies test-download test-clients wheel sbom release publish bench bench-readme bench-quick soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -88,11 +88,12 @@ zoo: $(DEV)/ready  ## train, score and export all systems, or SYSTEMS, on ZOO_DA
 	$(DEV)/bin/python -m lab.zoo export runs/zoo --out runs/zoo-bundles --half-weights
 
 ##@ Develop
-check: $(DEV)/ready  ## check format, lint, prose, lines, types and the imports between packages
+check: $(DEV)/ready  ## check format, lint, prose, lines, types, imports, and the age of the README's figures
 	$(DEV)/bin/ruff format --check .
 	$(DEV)/bin/ruff check .
 	$(DEV)/bin/python -m tests.prose
 	$(DEV)/bin/python -m tests.lines
+	$(DEV)/bin/python -m lab.bench.fresh
 	$(DEV)/bin/mypy
 	$(DEV)/bin/lint-imports
 
@@ -179,11 +180,14 @@ clean:  ## remove the virtual environments and the caches of tools
 	rm -rf .venv .venv-serve-* .venv-gpu .venv-clients .venv-sbom build *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 ##@ Measure
-bench: $(DEV)/ready  ## measure docs/performance.md, or the sections BENCH (40 minutes on a quiet machine)
+bench: $(DEV)/ready  ## measure docs/performance.md, or the sections BENCH (two hours on a quiet machine)
 	$(DEV)/bin/python -m lab.bench $(BENCH) $(DIRTY)
 
-bench-quick: $(DEV)/ready  ## print the main ratios to other servers (5 minutes)
-	$(DEV)/bin/python -m lab.bench --quick $(BENCH) $(DIRTY)
+bench-readme: $(DEV)/ready  ## measure the figures of the README (at most 30 minutes on a quiet machine)
+	$(DEV)/bin/python -m lab.bench --readme $(BENCH) $(DIRTY)
+
+bench-quick: $(DEV)/ready  ## print the ratios of the README from short loads (some minutes)
+	$(DEV)/bin/python -m lab.bench --readme --quick $(BENCH) $(DIRTY)
 
 soak: $(DEV)/ready  ## load all endpoints for SOAK minutes and check that memory, descriptors and threads do not grow
 	$(DEV)/bin/python -m lab.bench soak --minutes $(SOAK) $(DIRTY)

@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,18 @@ from lab.bench.options import Options
 from lab.bench.plots import draw
 from lab.bench.record import RESULTS, Recorded, Result, read_results, write_result
 from lab.bench.reliability import overload, responses, traces
-from lab.bench.targets import RELIABILITY, TARGETS
+from lab.bench.targets import COMPARISONS, HEADLINE, RELIABILITY, TARGETS
 from sightline.base.machine import usable_threads
 
 SECTIONS: Mapping[str, Callable[[Options], Result]] = {
     "shipped": servers.run_shipped,
     "grown": servers.run_grown,
-    "smollm2": servers.run_smollm2,
     "minilm": servers.run_minilm,
+    "minilm-int8": partial(servers.run_minilm, bits=8),
+    "smollm2": servers.run_smollm2,
+    "smollm2-int8": partial(servers.run_smollm2, bits=8),
+    "prompts": servers.run_prompts,
     "firefox": servers.run_firefox,
-    "marian": servers.run_marian,
-    "t5": servers.run_t5,
     "library": library.run,
     "maps": maps.run,
     "mixed": mixed.run,
@@ -46,8 +48,8 @@ SECTIONS: Mapping[str, Callable[[Options], Result]] = {
     "ray": ray_serve.run,
 }
 ON_REQUEST = ("responses", "soak", "ray")  # they need root, half an hour, and the extra `ray`
-QUICK = ("shipped", "minilm", "smollm2", "firefox")
-QUICK_OPTIONS = {"rounds": 2, "seconds": 2.0}
+README = tuple(comparison.section for comparison in HEADLINE)
+QUICK_OPTIONS = {"rounds": 1, "seconds": 1.0}
 QUICK_RESULTS = Path("build/bench/quick")
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
@@ -68,8 +70,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="measure the main ratios in five minutes, with the first settings of each peer, and only print them",
+        help="measure for a short time, with the first settings of each peer, and only print the ratios",
     )
+    parser.add_argument("--readme", action="store_true", help=f"run the sections of the README: {', '.join(README)}")
     parser.add_argument(
         "--resume", action="store_true", help="skip sections that were measured at this commit with these options"
     )
@@ -97,7 +100,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if parsed.quick:
         parser.set_defaults(**QUICK_OPTIONS, results=QUICK_RESULTS, documents=())
         parsed = parser.parse_args(arguments)
-    parsed.sections = parsed.sections or (QUICK if parsed.quick else [key for key in SECTIONS if key not in ON_REQUEST])
+    every = README if parsed.readme else [key for key in SECTIONS if key not in ON_REQUEST]
+    parsed.sections = parsed.sections or every
     return parsed
 
 
@@ -120,11 +124,11 @@ def measure(parsed: argparse.Namespace, command: str) -> list[str]:
     facts = {"options": {name: getattr(options, name) for name in ("rounds", "seconds", "max_clients")}}
     done = read_results(parsed.results) if parsed.resume else {}
     failures: list[str] = []
-    for name in parsed.sections:
+    for number, name in enumerate(parsed.sections, 1):
         if name in done and _is_same(done[name].machine, facts):
             print(f"{name}: measured before", flush=True)
             continue
-        print(name, flush=True)
+        print(f"{name} ({number} of {len(parsed.sections)})", flush=True)
         described = machine.describe_or_exit(parsed.allow_dirty) | facts
         result = SECTIONS[name](options)
         for target in (*TARGETS, *RELIABILITY):
@@ -147,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = read_results(parsed.results)
     if parsed.quick:
         measured = report.all_figures(results)
+        print(report.comparisons_table(results, [each for each in COMPARISONS if each.section in results]))
         print(report.targets_table(results, [target for target in TARGETS if target.figure in measured]))
     else:
         draw(results, parsed.results)

@@ -33,13 +33,13 @@ class DirtyTreeError(Exception):
 
 def head(root: Path = ROOT) -> str | None:
     """Return the hash of the checked-out commit, or None outside a git repository."""
-    return _git(root, "rev-parse", "HEAD")
+    return git(root, "rev-parse", "HEAD")
 
 
 def uncommitted_changes(root: Path = ROOT) -> list[str]:
     """Return files that measurements depend on and that differ from the commit, also new ones."""
     options = ("--porcelain", "-z", "--untracked-files=all", "--no-renames")
-    status = _git(root, "status", *options, "--", *MEASURED) or ""
+    status = git(root, "status", *options, "--", *MEASURED) or ""
     return sorted(entry[3:] for entry in status.split("\0") if entry)
 
 
@@ -63,7 +63,8 @@ def _named(files: Sequence[str]) -> str:
     return ", ".join(files[:MAX_NAMED]) + (f" and {more} more files" if more > 0 else "")
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def git(root: Path, *arguments: str) -> str | None:
+    """Return the output of a git command, or None if it fails."""
     git = shutil.which("git")
     if git is None:
         return None

@@ -56,17 +56,18 @@ def sightline(bundles: Path, name: str = OURS, settings: str = "default settings
 def compare(
     section: str,
     cases: Sequence[Case],
-    ours: Sequence[Contender],
+    ours: Contender,
     peers: Mapping[Peer, Mapping[str, Path]],
     options: Options,
-    chosen: Sequence[str] = (OURS,),
+    others: Sequence[Contender] = (),
 ) -> Result:
     """Measure all cases; the figures are ratios of ours to each peer, and to the fastest of them.
 
     Args:
         section: Beginning of the names of the figures.
+        ours: The service with weights of the same precision as those of the peers.
         peers: The files that each peer serves.
-        chosen: Names of those of our servers of which the faster one counts in the ratios.
+        others: The service with weights of other precisions, which count in no ratio.
     """
     builds: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -79,15 +80,15 @@ def compare(
     rows: list[Row] = []
     for case in cases:
         ready = {peer: files for peer, files in peers.items() if peer.name not in missing}
-        contenders = [*ours, *(_at_its_best(peer, files, case, options) for peer, files in ready.items())]
+        contenders = [ours, *others, *(_at_its_best(peer, files, case, options) for peer, files in ready.items())]
         rows += _measure(case, contenders, options, missing)
-    return Result(ratios(section, rows, chosen, [peer.name for peer in peers]), rows, builds, missing)
+    return Result(ratios(section, rows, ours.name, [peer.name for peer in peers]), rows, builds, missing)
 
 
 def _at_its_best(peer: Peer, files: Mapping[str, Path], case: Case, options: Options) -> Contender:
-    """Return the peer with its fastest settings under the largest number of clients. They are tried
-    one after another: values of the first with the first values of the others, then of the second,
-    and so on.
+    """Return the peer with its fastest settings, by the geometric mean of the speeds under all
+    numbers of clients. They are tried one after another: values of the first with the first values
+    of the others, then of the second, and so on.
     """
 
     def contender(settings: Sequence[Setting]) -> Contender:
@@ -95,13 +96,15 @@ def _at_its_best(peer: Peer, files: Mapping[str, Path], case: Case, options: Opt
         return Contender(peer.name, text, lambda: peer.start(files, options.threads, settings))
 
     settings = [axis[0] for axis in peer.axes]
-    clients = max(options.allowed(case.clients))
+    numbers = options.allowed(case.clients)
     for index, axis in enumerate(() if options.is_quick else peer.axes):
         speeds = {}
         for value in axis:
             settings[index] = value
             with contextlib.suppress(RuntimeError), contender(settings).start() as server:
-                speeds[value.text] = speed(_measured(server, case.load(clients, options.seconds / 2, turn=0)))
+                loads = [case.load(clients, options.seconds / 2, turn) for turn, clients in enumerate(numbers)]
+                speeds[value.text] = statistics.geometric_mean(speed(_measured(server, load)) for load in loads)
+                print(f"  trying {peer.name} ({value.text}): {speeds[value.text]:.4g}/s", flush=True)
         settings[index] = max(axis, key=lambda value: speeds.get(value.text, 0.0))
     return contender(tuple(settings))
 
@@ -152,10 +155,11 @@ def _measured(server: RunningServer, load: Load) -> dict[str, float]:
 def _latencies(summary: Summary, is_streamed: bool) -> dict[str, float]:
     if summary.latency_ms is None:
         raise RuntimeError(f"none of {summary.sent} requests succeeded: {dict(summary.rejected)}")
+    latencies = {"p50 ms": summary.latency_ms.p50, "p99 ms": summary.latency_ms.p99}
     if is_streamed:
         assert summary.time_to_first_token_ms is not None
-        return {"first token ms": summary.time_to_first_token_ms.p50, "p99 ms": summary.latency_ms.p99}
-    return {"p50 ms": summary.latency_ms.p50, "p99 ms": summary.latency_ms.p99}
+        return {"first token ms": summary.time_to_first_token_ms.p50, **latencies}
+    return latencies
 
 
 def speed(row: Row) -> float:
@@ -164,14 +168,14 @@ def speed(row: Row) -> float:
     return float(values) if isinstance(values, float) else statistics.median(values)
 
 
-def ratios(section: str, rows: Iterable[Row], ours: Sequence[str], peers: Sequence[str]) -> dict[str, Figure]:
+def ratios(section: str, rows: Iterable[Row], ours: str, peers: Sequence[str]) -> dict[str, Figure]:
     """Return each metric of ours relative to that of each peer, and to the fastest peer (`best`). A
     missing peer could have been the fastest, so without it there is no `best`.
     """
     figures = {}
     for (load, clients), group in itertools.groupby(rows, key=lambda row: (row["load"], row["clients"])):
         by_server = {row["server"]: row for row in group}
-        own = max((by_server[name] for name in ours), key=speed)
+        own = by_server[ours]
         others = {name: by_server[name] for name in peers if name in by_server}
         if others and len(others) == len(peers):
             others["best"] = max(others.values(), key=speed)

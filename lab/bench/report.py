@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.record import Figure, Recorded, Row
-from lab.bench.targets import RELIABILITY, TARGETS, Target
+from lab.bench.targets import COMPARISONS, HEADLINE, MAX_COMMITS, RELIABILITY, TARGETS, Comparison, Target
 
 DOCUMENTS = (
     Path("docs/performance.md"),
@@ -60,7 +60,7 @@ def write_documents(results: Results, documents: Iterable[Path] = DOCUMENTS) -> 
     """Write every part that is marked in the documents."""
     for document in documents:
         for part in re.findall(mark("([^,]+)"), document.read_text(encoding="utf-8")):
-            write_into(document, part, text_of(part, results))
+            write_into(document, part, text_of(part, results).replace("| --- ", "|---"))
 
 
 def text_of(part: str, results: Results) -> str:
@@ -68,32 +68,52 @@ def text_of(part: str, results: Results) -> str:
     summaries: dict[str, Callable[[Results], str]] = {
         "targets": targets_table,
         "reliability": lambda results: targets_table(results, RELIABILITY),
-        "readme": headline,
-        "machines": lambda results: machines(results, with_commands=True),
+        "fresh": lambda _: FRESH,
+        "readme": lambda results: comparisons_table(results, HEADLINE),
+        "comparisons": comparisons_table,
+        "machines": machines,
     }
-    return summaries[part](results) if part in summaries else section_table(results.get(part))
+    return summaries[part](results) if part in summaries else section_table(part, results.get(part))
 
 
-HEADLINE = (  # the lines of the README: the figure, and the text after it
-    (
-        "shipped.greedy.64.requests/s.ctranslate2",
-        "the requests per second of CTranslate2 behind FastAPI, for the shipped model with 64 clients",
-    ),
-    ("shipped.beam 5.64.requests/s.ctranslate2", "the same with 5 beams"),
-    (
-        "minilm.90 words.64.requests/s.infinity",
-        "the requests per second of infinity, for embeddings of 90 words by MiniLM with 64 clients",
-    ),
+FRESH = (
+    "The three rows of the README are the first of the models. `make bench-readme` measures them again after at most "
+    f"{MAX_COMMITS} commits that change files on which they depend, as listed in `lab/bench/fresh.py`; with more, "
+    "`make check` fails. The other figures have no such limit, but name their commit."
 )
+METRICS = {"requests/s": ("requests/s", "tokens/s"), "p50": ("p50 ms",), "p99": ("p99 ms",)}  # columns, and figures
 
 
-def headline(results: Results) -> str:
+def comparisons_table(results: Results, comparisons: Sequence[Comparison] = COMPARISONS) -> str:
+    """Return a row for each comparison, with the ratios for each number of clients. Those that are
+    worse for Sightline are bold.
+    """
     figures = all_figures(results)
-    lines = [f"- **{figures[name].value:.2f} ×** {text}" for name, text in HEADLINE if name in figures]
-    sections = [results[name.partition(".")[0]] for name, _ in HEADLINE if name in figures]
-    if any(_preliminary(recorded) for recorded in sections):
-        lines.append("\nThese ratios are preliminary, from short runs.")
-    return "\n".join(lines) or "Not measured."
+    rows = []
+    for each in comparisons:
+        values = [figures_of(figures, each, names) for names in METRICS.values()]
+        clients = "/".join(map(str, values[0])) or "not measured"
+        cells = [
+            "/".join(_ratio(figure, is_time) for figure in by_clients.values())
+            for is_time, by_clients in zip((False, True, True), values, strict=True)
+        ]
+        rows.append([each.model, each.peer, clients, *cells, f"`{each.section}`"])
+    measured = [recorded for name, recorded in results.items() if name in {each.section for each in comparisons}]
+    notes = ["These ratios are preliminary, from short runs."] if any(map(_preliminary, measured)) else []
+    return "\n\n".join([table(["model", "over", "clients", *METRICS, "section"], rows), *notes])
+
+
+def figures_of(figures: Mapping[str, Figure], comparison: Comparison, metrics: Sequence[str]) -> dict[int, Figure]:
+    """Return the ratio to the fastest peer for each number of clients, in any of the metrics."""
+    names = {name.removeprefix(comparison.figures): name for name in figures if name.startswith(comparison.figures)}
+    wanted = {f"{metric}.best" for metric in metrics}
+    split = ((short.partition("."), name) for short, name in names.items())
+    return {int(clients): figures[name] for (clients, _, rest), name in split if rest in wanted}
+
+
+def _ratio(figure: Figure, is_time: bool) -> str:
+    text = f"{figure.value:.2f}"
+    return f"**{text}**" if (float(text) > 1 if is_time else float(text) < 1) else text
 
 
 def all_figures(results: Results) -> dict[str, Figure]:
@@ -116,19 +136,14 @@ def targets_table(results: Results, targets: Sequence[Target] = TARGETS) -> str:
     return table(["figure", "measured", "target", "met"], rows)
 
 
-def machines(results: Results, with_commands: bool = False) -> str:
-    """List each machine with the sections that it measured, each with its commit. With commands,
-    only sections of the same commit and command share a line.
-    """
+def machines(results: Results) -> str:
+    """List each machine with the sections that it measured, each with its commit."""
     groups: dict[str, list[str]] = {}
     for name, recorded in results.items():
-        machine, commit = _machine(recorded.machine), _commit(recorded.machine)
-        if with_commands:
-            groups.setdefault(f"`{recorded.command}`, {machine}, {commit}.", []).append(f"`{name}`")
-        else:
-            kept = sorted({row["commit"][:12] for row in recorded.result.rows if "commit" in row})
-            rows = f", some rows {', '.join(kept)}" if kept else ""
-            groups.setdefault(f"{machine}.", []).append(f"`{name}` ({commit.removeprefix('commit ')}{rows})")
+        kept = sorted({row["commit"][:12] for row in recorded.result.rows if "commit" in row})
+        rows = f", some rows {', '.join(kept)}" if kept else ""
+        commit = _commit(recorded.machine).removeprefix("commit ")
+        groups.setdefault(f"{_machine(recorded.machine)}.", []).append(f"`{name}` ({commit}{rows})")
     return "\n".join(f"- {', '.join(names)}: {machine}" for machine, names in groups.items())
 
 
@@ -144,12 +159,14 @@ def _commit(facts: Mapping[str, Any]) -> str:
     return commit
 
 
-def section_table(recorded: Recorded | None) -> str:
-    """Return the rows of a section as a table, and its peers. Rows that differ only in their number
-    of clients are joined, and long tables are thinned out.
+def section_table(section: str, recorded: Recorded | None) -> str:
+    """Return the rows of a section as a table, its peers, and the command that measures it.
+
+    Rows that differ only in their number of clients are joined, and long tables are thinned out.
     """
+    command = f"`make bench BENCH={section}`"
     if recorded is None:
-        return "Not measured."
+        return f"Not measured; {command} does it."
     result = recorded.result
     rows = _joined(result.rows) if result.rows and "clients" in result.rows[0] else list(result.rows)
     rows = rows[::-1][:: -(-len(rows) // MAX_ROWS)][::-1] if rows and "minutes" in rows[0] else rows
@@ -157,7 +174,8 @@ def section_table(recorded: Recorded | None) -> str:
     body = [[cell(row.get(name, "")) for name in columns] for row in rows]
     peers = [f"{name}: {build}." for name, build in result.peers.items()]
     peers += [f"{name} was not measured: {reason}." for name, reason in result.missing.items()]
-    return "\n\n".join([*_preliminary(recorded), table(columns, body), *peers])
+    shown = f"{command}, {_commit(recorded.machine)}."
+    return "\n\n".join([*_preliminary(recorded), table(columns, body), " ".join([*peers, shown])])
 
 
 def _preliminary(recorded: Recorded) -> list[str]:
@@ -179,7 +197,7 @@ def _joined(rows: Sequence[Row]) -> list[Row]:
             "load": f"{load}, {_clients(several)}",
             "server": f"{server} ({settings})" if settings else server,
             **{
-                name: " / ".join(cell(row[name]) for row in several)
+                name: "/".join(cell(row[name]) for row in several)
                 for name in several[0]
                 if name not in ("load", "server", "settings", "clients", *hidden)
             },
@@ -190,7 +208,7 @@ def _joined(rows: Sequence[Row]) -> list[Row]:
 
 def _clients(rows: Sequence[Row]) -> str:
     counts = [str(row["clients"]) for row in rows]
-    return "1 client" if counts == ["1"] else f"{' / '.join(counts)} clients"
+    return "1 client" if counts == ["1"] else f"{'/'.join(counts)} clients"
 
 
 def cell(value: Any) -> str:

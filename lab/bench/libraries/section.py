@@ -1,8 +1,8 @@
 """Compare how fast Sightline, CTranslate2 and transformers decode the same sources in turns.
 
 Each contender is measured once before the rounds. This warms it up, and selects CTranslate2's two
-fastest pairs of instruction set and data type, and its fastest float32. The rounds measure those
-and all other contenders.
+fastest pairs of instruction set and 8-bit data type, and its fastest float32. The rounds measure
+those and all other contenders.
 """
 
 import contextlib
@@ -24,17 +24,18 @@ BEAMS = {"greedy": 1, "beam 5": 5}
 INSTRUCTION_SETS = ("", "AVX2", "AVX512")  # "" lets the library choose
 COMPUTE_TYPES = ("float32", "int8", "int8_float32")
 FIXED_TOKENS = 20  # output length; the weights are random and never end a sentence
-KINDS = {  # library, and whether only float32 counts
-    "sightline, fastest type": ("sightline", False),
-    "sightline, float32": ("sightline", True),
-    "ctranslate2, fastest type": ("ctranslate2", False),
-    "ctranslate2, float32": ("ctranslate2", True),
-    "transformers, float32": ("transformers", True),
+KINDS = {  # library, and data types of the same number of bits
+    "sightline, float32": ("sightline", ("float32",)),
+    "ctranslate2, float32": ("ctranslate2", ("float32",)),
+    "transformers, float32": ("transformers", ("float32",)),
+    "sightline, int8": ("sightline", ("int8",)),
+    "ctranslate2, int8": ("ctranslate2", ("int8", "int8_float32")),
+    "sightline, int4": ("sightline", ("int4",)),
 }
 RATIOS = {
-    "best": ("sightline, fastest type", "ctranslate2, fastest type"),
+    "int8": ("sightline, int8", "ctranslate2, int8"),
     "float32": ("sightline, float32", "ctranslate2, float32"),
-    "transformers": ("sightline, fastest type", "transformers, float32"),
+    "transformers": ("sightline, float32", "transformers, float32"),
 }
 
 
@@ -150,7 +151,7 @@ def compare(options: Options, subject: Subject, setups: Sequence[Setup]) -> Resu
                 for kind, results in best.items():
                     speeds = [round(result.tokens_per_s, 1) for result in results]
                     rows.setdefault(kind, {"library": kind})[f"{decoding}, {count}"] = speeds
-                print(f"  {name}: {figures[f'{name}.best']}", flush=True)
+                print(f"  {name}: {figures[f'{name}.float32']}", flush=True)
     return Result(figures, list(rows.values()))
 
 
@@ -158,7 +159,10 @@ def _measure(contenders: Sequence[Contender], task: Task, rounds: int) -> Measur
     first = {contender: contender.measure(task) for contender in contenders}
     peers = [contender for contender in contenders if contender.setup.kind == "ctranslate2"]
     peers.sort(key=lambda peer: -first[peer].tokens_per_s)
-    fastest = [*peers[:2], *[contender for contender in peers if contender.setup.dtype == "float32"][:1]]
+    fastest = [
+        *[contender for contender in peers if contender.setup.dtype != "float32"][:2],
+        *[contender for contender in peers if contender.setup.dtype == "float32"][:1],
+    ]
     chosen = [contender for contender in contenders if contender not in peers or contender in fastest]
     measured: dict[Contender, list[TaskResult]] = {contender: [] for contender in chosen}
     for _ in range(rounds):
@@ -167,12 +171,12 @@ def _measure(contenders: Sequence[Contender], task: Task, rounds: int) -> Measur
     return measured
 
 
-def _fastest(measured: Measured, library: str, is_float32: bool) -> Sequence[TaskResult]:
-    """Return the results of the fastest setup of a library, of all or of those in float32."""
+def _fastest(measured: Measured, library: str, dtypes: Sequence[str]) -> Sequence[TaskResult]:
+    """Return the results of the fastest setup of a library in any of the data types."""
     candidates = [
         results
         for contender, results in measured.items()
-        if contender.setup.kind == library and (contender.setup.dtype == "float32" or not is_float32)
+        if contender.setup.kind == library and contender.setup.dtype in dtypes
     ]
     return max(candidates, key=lambda results: statistics.median(result.tokens_per_s for result in results))
 

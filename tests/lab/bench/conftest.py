@@ -13,9 +13,6 @@ from sightline.model.config import TransformerConfig
 from tests.support.training_runs import omit_check
 
 GROWN_SIZES = {"d_model": 64, "num_heads": 4, "d_ff": 128, "encoder_layers": 3, "decoder_layers": 3}
-T5_SIZES = {
-    "vocab_size": 640, "d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 1,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +30,6 @@ def small_models(bundle: Path, toy_sentences: list[str], tmp_path_factory: pytes
         small = TransformerConfig(640, d_model=32, num_heads=4, d_ff=64, encoder_layers=2, decoder_layers=1)
         patch.setattr(models, "MARIAN", small)
         patch.setattr(models, "GROWN_SIZES", GROWN_SIZES)
-        patch.setattr(models, "T5_SIZES", T5_SIZES)
         yield Models(tmp_path_factory.mktemp("models"), bundle, toy_sentences)
 
 

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench import machine
-from lab.bench.commit import DirtyTreeError, commit_facts, head, uncommitted_changes
+from lab.bench import fresh, machine
+from lab.bench.commit import ROOT, DirtyTreeError, commit_facts, git, head, uncommitted_changes
+from lab.bench.record import Recorded, Result
 
 
 @pytest.fixture
@@ -13,10 +14,15 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("service/app.py", "lab/bench/results/maps.json", "docs/performance.md", "bundles/toy/MODEL_CARD.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1\n", encoding="utf-8")
-    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-    for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-q", "-m", "first")):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    commit_all(tmp_path, "first")
     return tmp_path
+
+
+def commit_all(checkout: Path, message: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (("add", "."), (*identity, "commit", "-q", "-m", message)):
+        subprocess.run(["git", "-C", str(checkout), *words], check=True)
 
 
 def test_a_clean_checkout_is_recorded_with_its_commit_alone(checkout: Path) -> None:
@@ -46,6 +52,32 @@ def test_allowed_changes_are_listed_in_the_result(checkout: Path) -> None:
     (checkout / "service/app.py").unlink()
     facts = commit_facts(allow_dirty=True, root=checkout)
     assert facts == {"commit": head(checkout), "changed": ["service/app.py"]}
+
+
+def test_old_figures_of_the_readme_are_named_and_short_histories_are_not_an_error(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fresh, "MAX_COMMITS", 1)
+    monkeypatch.setattr(fresh, "FILES", {"shipped": ("service",)})
+    results = {"shipped": Recorded({"commit": head(checkout)}, "", Result())}
+    for number, name in enumerate(("docs/a.md", "service/app.py", "service/app.py")):
+        assert not next(fresh.find_stale(results, checkout))[1]
+        (checkout / name).write_text(f"change {number}\n", encoding="utf-8")
+        commit_all(checkout, f"change {number}")
+    sentence, is_stale = next(fresh.find_stale(results, checkout))
+    assert is_stale and "2 commits since then changed files" in sentence and "make bench-readme" in sentence
+    shallow = tmp_path / "shallow"
+    subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{checkout}", str(shallow)], check=True)
+    sentence, is_stale = next(fresh.find_stale(results, shallow))
+    assert not is_stale and "does not reach back" in sentence and "--unshallow" in sentence
+    results = {"shipped": Recorded({"commit": "0" * 40}, "", Result())}
+    sentence, is_stale = next(fresh.find_stale(results, checkout))
+    assert is_stale and "not in this repository" in sentence
+
+
+def test_every_file_that_a_figure_of_the_readme_depends_on_exists() -> None:
+    for name in {name for files in fresh.FILES.values() for name in files}:
+        assert git(ROOT, "ls-files", "--", name), name
 
 
 def test_outside_a_repository_the_commit_is_unknown(tmp_path: Path) -> None:

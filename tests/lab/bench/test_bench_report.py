@@ -6,13 +6,14 @@ from lab.bench.report import (
     DOCUMENTS,
     END,
     cell,
+    comparisons_table,
     machines,
     mark,
     targets_table,
     wrap_prose,
     write_into,
 )
-from lab.bench.targets import RELIABILITY, TARGETS
+from lab.bench.targets import COMPARISONS, HEADLINE, RELIABILITY, TARGETS
 
 MACHINE = {"processor": "a chip", "cores": 2, "python": "3.11", "packages": {"numpy": "2"}, "commit": "abc"}
 
@@ -33,6 +34,20 @@ def test_the_table_shows_met_missed_and_unmeasured_targets() -> None:
     assert "| a step with all maps over one without, 8 rows | 1.05 x | <= 1.1 x | yes |" in lines
     assert "| a step with all maps over one without, 32 rows | not measured | <= 1.1 | - |" in lines
     assert len(lines) == 2 + len(TARGETS)
+
+
+def test_a_comparison_shows_every_number_of_clients_and_losses_in_bold() -> None:
+    ratios = {"1.requests/s": 0.7, "1.p50 ms": 1.3, "16.requests/s": 1.5, "16.p50 ms": 0.999}
+    figures = {f"shipped.greedy.{name}.best": Figure.of([value]) for name, value in ratios.items()}
+    results = {"shipped": Recorded(MACHINE, "python -m lab.bench", Result(figures))}
+    lines = comparisons_table(results, HEADLINE).splitlines()
+    assert lines[2].endswith("| CTranslate2 | 1/16 | **0.70**/1.50 | **1.30**/1.00 |  | `shipped` |")
+    assert lines[3].count("not measured") == 1 and len(lines) == 2 + len(HEADLINE)
+
+
+def test_every_comparison_and_target_is_that_of_a_section() -> None:
+    assert {each.section for each in COMPARISONS} <= SECTIONS.keys()
+    assert {target.section for target in (*TARGETS, *RELIABILITY)} <= SECTIONS.keys()
 
 
 def test_a_figure_is_the_median_of_its_rounds() -> None:
@@ -56,16 +71,11 @@ def test_the_documents_have_a_mark_for_every_section() -> None:
     assert {section for section in SECTIONS if mark(section) not in texts} == figures_only
 
 
-def test_every_target_is_that_of_a_section() -> None:
-    assert {target.section for target in (*TARGETS, *RELIABILITY)} <= SECTIONS.keys()
-
-
 def test_a_machine_is_named_with_the_sections_that_it_measured() -> None:
     results = {"maps": recorded(), "memory": recorded()}
-    line = "- `maps`, `memory`: `python -m lab.bench`, a chip, 2 cores, Python 3.11, numpy 2, commit abc."
-    assert machines(results, with_commands=True) == line
-    results["maps"] = Recorded(MACHINE, "python -m lab.bench", Result({}, [{"commit": "0123456789abcdef"}]))
     facts = "a chip, 2 cores, Python 3.11, numpy 2."
+    assert machines(results) == f"- `maps` (abc), `memory` (abc): {facts}"
+    results["maps"] = Recorded(MACHINE, "python -m lab.bench", Result({}, [{"commit": "0123456789abcdef"}]))
     assert machines(results) == f"- `maps` (abc, some rows 0123456789ab), `memory` (abc): {facts}"
 
 

@@ -14,7 +14,7 @@ from lab.bench.reliability import overload
 from lab.bench.report import section_table
 from lab.bench.targets import RELIABILITY
 
-DOWNLOADS = ("smollm2", "minilm", "firefox")
+DOWNLOADS = ("minilm", "minilm-int8", "smollm2", "smollm2-int8", "prompts", "firefox")
 NAMES = [name for name in SECTIONS if name not in (*DOWNLOADS, *ON_REQUEST)]
 
 
@@ -26,7 +26,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         (overload, "INPUTS", 4),
         (overload, "OVERLOADS", {3: 0.5, 10: 0.5}),
         (overload, "PEAK_CLIENTS", {"large": (1,), "single": (4, 16)}),
-        (section, "COMPUTE_TYPES", ("float32",)),
+        (section, "COMPUTE_TYPES", ("float32", "int8")),
         (section, "INSTRUCTION_SETS", ("",)),
         (servers, "CTRANSLATE2", replace(CTRANSLATE2, axes=float32)),
         (soak, "AVERAGED", 1),
@@ -45,4 +45,4 @@ def test_a_section_measures_its_figures_and_is_written_up(name: str, short: Opti
     assert not [failure for failure in result.failures if "growth" not in failure]
     wanted = {target.figure for target in RELIABILITY if target.section == name and "responses" not in target.figure}
     assert result.figures.keys() >= (wanted or {min(result.figures)})
-    assert not result.rows or " | " in section_table(Recorded({}, "", result))
+    assert not result.rows or " | " in section_table(name, Recorded({"commit": None}, "", result))
