@@ -83,8 +83,9 @@ def write_cards(results: Results, bundles: Path) -> None:
 
 def card(name: str, manifest: Manifest, results: Results) -> str:
     prose = PROSE[SYSTEMS[name].corpus]
+    architecture = (manifest.description or "").partition(". Trained")[0]
     facts = [
-        ["architecture", f"{(manifest.description or "").partition(". Trained")[0]}; {manifest.parameters:,} parameters"],
+        ["architecture", f"{architecture}; {manifest.parameters:,} parameters"],
         ["tokens", f"byte-level BPE of {manifest.limits.vocabulary:,}, cased"],
         ["data", prose.data],
         ["training", f"`{_command(name, results)}` ([docs/research/training.md](../../docs/research/training.md))"],
