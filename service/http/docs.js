@@ -10,6 +10,7 @@ async function show() {
     deepLinking: true, // the address names the operation that is shown
     defaultModelsExpandDepth: -1, // schemas are shown in the operations
     displayRequestDuration: true,
+    syntaxHighlight: false, // it takes long for attention maps
     tryItOutEnabled: true,
     validatorUrl: null, // no request to another host
   });

@@ -5,8 +5,7 @@ other hosts. A content security policy forbids that, too.
 """
 
 import asyncio
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Annotated, Any, TypeVar
 
@@ -28,14 +27,9 @@ def make_document(app: FastAPI) -> StaticContent:
 
 def make_page(app: FastAPI) -> Mapping[str, StaticContent]:
     """Return the files of the page by name."""
-    return _read_page(app.state.service.settings.allowed_frames)
-
-
-@functools.cache
-def _read_page(frame_ancestors: Sequence[str]) -> Mapping[str, StaticContent]:
     own, swagger = files("sightline.service.http"), files("fastapi_offline") / "static"
     paths = [*(own / name for name in OWN_FILES), *(swagger / name for name in SWAGGER_FILES)]
-    return read_files(paths, frame_ancestors)
+    return read_files(paths, app.state.service.settings.allowed_frames)
 
 
 async def _made(call: Call, make: Callable[[FastAPI], Made]) -> Made:
