@@ -64,8 +64,8 @@ def make_parts() -> dict[str, str]:
         "training": training_table(),
         "exit-statuses": table(("status", "meaning"), ((str(code), text) for code, text in EXIT_STATUSES.items())),
         "families": families_table(),
-        "repositories": repositories_table(),
-        "compared-options": table(("families", "keys of `config.json`"), option_rows()),
+        "repositories": repositories_list(),
+        "compared-options": "\n".join(wrap_prose(f"- {names}: {keys}") for names, keys in option_rows()),
         "activations": table(("function", "names"), activation_rows()),
         "compared-generation": wrap_prose(names_of(sorted(generation_settings()))),
         "training-families": training_families_table(),
@@ -192,28 +192,29 @@ def families_table() -> str:
     return table(("kind", "family", "compared with", "classes"), rows)
 
 
-def repositories_table() -> str:
+def repositories_list() -> str:
     """Return which well-known repositories can be imported, by their configurations."""
-    rows = dict[tuple[str, str], list[str]]()
-    for path in sorted(CONFIGURATIONS.iterdir(), key=lambda path: path.name.lower()):
+    groups = dict[str, list[str]]()
+    for path in CONFIGURATIONS.iterdir():
         support, repository = check_configuration(path), path.stem.replace("--", "/")
         # The rest of a reason lists the supported values.
-        kind = support.kind or f"no: {support.reason.removeprefix('config.json: ').partition(';')[0]}"
-        rows.setdefault((kind, _chat_of(repository) if support.kind else ""), []).append(repository)
-    return table(
-        ("imported as", "chat", "repositories"), ((*row, names_of(names)) for row, names in sorted(rows.items()))
+        reason = support.reason.removeprefix("config.json: ").partition(";")[0]
+        group = f"{support.kind}{_chat_of(repository)}" if support.kind else f"not imported ({reason})"
+        groups.setdefault(group, []).append(repository)
+    return "\n".join(
+        wrap_prose(f"- {group}: {names_of(sorted(names, key=str.lower))}") for group, names in sorted(groups.items())
     )
 
 
 def _chat_of(repository: str) -> str:
-    """Return "yes" if a repository is imported with its chat template, otherwise the reason."""
+    """Return words about the chat template of a repository; "" if it has none."""
     if repository not in CHAT_MODELS:
         return ""
     try:
         convert(CHAT_MODELS[repository], SPECIAL)
     except ChatTemplateError as error:
-        return f"no: {error}"
-    return "yes"
+        return f", not for chat ({error})"
+    return " for chat"
 
 
 def settings_table() -> str:

@@ -29,7 +29,7 @@ OF_RESPONSES, OF_PREFIXES = "an eighth, from 32 MiB to 1 GiB", "an eighth, at mo
 LIMITS = (
     LimitRow("open connections", "max_connections", "overloaded", "connections"),
     LimitRow(
-        "those of an IPv4 address, or an IPv6 /64", "max_connections", "overloaded", "connections_per_address", "half"
+        "connections of an IPv4 address or IPv6 /64", "max_connections", "overloaded", "connections_per_address", "half"
     ),
     LimitRow("file descriptors", "`ulimit -n`", "overloaded", "descriptors", f"{DESCRIPTOR_RESERVE} in reserve"),
     LimitRow("head of a request; trailers of a body", "fixed", "headers_too_large", value=f"{MAX_HEAD_BYTES} bytes"),
