@@ -95,18 +95,19 @@ def _at_its_best(peer: Peer, files: Mapping[str, Path], case: Case, options: Opt
         text = ", ".join(setting.text for setting in settings)
         return Contender(peer.name, text, lambda: peer.start(files, options.threads, settings))
 
-    settings = [axis[0] for axis in peer.axes]
+    settings = tuple(axis[0] for axis in peer.axes)
     numbers = options.allowed(case.clients)
+    speeds: dict[str, float] = {}
     for index, axis in enumerate(() if options.is_quick else peer.axes):
-        speeds = {}
-        for value in axis:
-            settings[index] = value
-            with contextlib.suppress(RuntimeError), contender(settings).start() as server:
+        variants = [(*settings[:index], value, *settings[index + 1 :]) for value in axis]
+        tried = {contender(variant).settings: variant for variant in variants}
+        for name in tried.keys() - speeds.keys():
+            with contextlib.suppress(RuntimeError), contender(tried[name]).start() as server:
                 loads = [case.load(clients, options.seconds / 2, turn) for turn, clients in enumerate(numbers)]
-                speeds[value.text] = statistics.geometric_mean(speed(_measured(server, load)) for load in loads)
-                print(f"  trying {peer.name} ({value.text}): {speeds[value.text]:.4g}/s", flush=True)
-        settings[index] = max(axis, key=lambda value: speeds.get(value.text, 0.0))
-    return contender(tuple(settings))
+                speeds[name] = statistics.geometric_mean(speed(_measured(server, load)) for load in loads)
+                print(f"  tried {peer.name} ({name}): {speeds[name]:.4g}/s", flush=True)
+        settings = tried[max(tried, key=lambda name: speeds.get(name, 0.0))]
+    return contender(settings)
 
 
 def _measure(case: Case, contenders: Sequence[Contender], options: Options, missing: dict[str, str]) -> list[Row]:

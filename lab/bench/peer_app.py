@@ -179,11 +179,9 @@ def serve_infinity(arguments: argparse.Namespace) -> None:
     os.chdir(arguments.model)
     from infinity_emb.cli import cli
 
-    options = (
-        "v2 --engine optimum --device cpu --url-prefix /v1 --host 127.0.0.1 --model-id . --served-model-name minilm"
-    )
-    sizes = ["--port", str(arguments.port), "--batch-size", str(arguments.batch_size)]
-    sys.argv[1:] = [*options.split(), *sizes]
+    model = "--model-id . --served-model-name minilm --engine optimum --device cpu --pooling-method mean"
+    server = f"--no-model-warmup --url-prefix /v1 --log-level warning --host 127.0.0.1 --port {arguments.port}"
+    sys.argv[1:] = f"v2 {model} {server} --batch-size {arguments.batch_size}".split()
     cli()
 
 
