@@ -140,7 +140,7 @@ test-ray: $(DEV)/ready  ## run the tests of Ray Serve, which start clusters on t
 	$(DEV)/bin/python -m pytest -m ray -rP tests/ray
 
 test-download: $(DEV)/ready  ## run the tests that download models from the package index
-	$(DEV)/bin/python -m pytest -m download tests
+	$(DEV)/bin/python -m pytest -m download -rs tests
 
 docs: $(DEV)/ready  ## build the documentation as a site in build/docs; a broken link fails
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[docs]'
