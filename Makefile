@@ -143,7 +143,7 @@ test-ray: $(DEV)/ready  ## run the tests of Ray Serve, which start clusters on t
 	$(DEV)/bin/python -m pytest -m ray -rP tests/ray
 
 test-download: $(DEV)/ready  ## run the tests that download models from the package index
-	$(DEV)/bin/python -m pytest -m download tests
+	$(DEV)/bin/python -m pytest -m download -rs tests
 
 test-clients: $(DEV)/ready $(CLIENTS)/ready  ## generate clients from the OpenAPI document and call a service; needs Node.js and npm
 	$(DEV)/bin/python -m pytest -m clients tests/clients

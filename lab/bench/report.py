@@ -20,7 +20,7 @@ DOCUMENTS = (
 END = "<!-- end of figures -->"
 MAX_WIDTH = 100  # columns of prose in Markdown
 MIN_ROUNDS = 3
-MAX_ROWS = 10  # of a table of samples over time
+MAX_ROWS = 11  # of a table of samples over time, the first of which is at 0
 Results = Mapping[str, Recorded]
 
 
