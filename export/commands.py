@@ -25,13 +25,13 @@ from sightline.export.limits import begin_step
 from sightline.export.options import (
     DEFAULT_SENTENCES,
     FLOAT32_BITS,
+    HALF_BITS,
     MAX_LOSS,
     MIN_PAIRS,
     AlignOptions,
     BundleMetadata,
     CheckpointOptions,
     ExportOptions,
-    HalfOptions,
     ImportOptions,
     Kind,
     PackOptions,
@@ -172,9 +172,11 @@ def _write(export: Export, bits: int, is_default: bool) -> Verification | Quanti
             text = _sentences_of_language(float32, exported.manifest)
             print(f"comparing {bits} bits with float32 on {len(text.texts)} texts", file=sys.stderr)
             try:
-                quantize_bundle(
-                    float32, out, QuantizationRecipe(4 if bits == 4 else 8), text, name=exported.manifest.name
-                )
+                name = exported.manifest.name
+                if bits == HALF_BITS:
+                    half_bundle(float32, out, text, name=name)
+                else:
+                    quantize_bundle(float32, out, QuantizationRecipe(4 if bits == 4 else 8), text, name=name)
             except VerificationError as error:
                 if not is_default:
                     raise VerificationError(
@@ -282,21 +284,16 @@ def align(options: AlignOptions) -> Alignment:
 
 def quantize(options: QuantizeOptions) -> Quantization:
     text, recipe = _text(options), options.recipe
+    if options.bits == HALF_BITS:
+        return half_bundle(options.bundle, options.out, text, options.force)
     sentences: Sequence[str] = ()
     if "per-tensor" in recipe.schemes.values():
         sentences = _usable_sentences(options.bundle, options.calibration, "--calibration")
-    with clear_disk_errors(options.out):
-        return quantize_bundle(options.bundle, options.out, recipe, text, options.force, sentences)
-
-
-def half(options: HalfOptions) -> Quantization:
-    with clear_disk_errors(options.out):
-        return half_bundle(options.bundle, options.out, _text(options), options.force)
+    return quantize_bundle(options.bundle, options.out, recipe, text, options.force, sentences)
 
 
 def pack(options: PackOptions) -> Quantization:
-    with clear_disk_errors(options.out):
-        return pack_bundle(options.bundle, options.out, _text(options), options.force)
+    return pack_bundle(options.bundle, options.out, _text(options), options.force)
 
 
 def _text(options: RewriteOptions) -> Text | None:
