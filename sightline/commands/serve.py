@@ -14,6 +14,7 @@ from sightline.base.bundle_files import read_manifest, sha256_of
 from sightline.base.errors import EXIT_USAGE, UsageError, did_you_mean
 from sightline.base.options import Options, Shown, add_options
 from sightline.base.parser import Parser
+from sightline.service.__main__ import main
 from sightline.service.discovery import find_bundles
 from sightline.service.settings import Settings
 
@@ -46,8 +47,6 @@ class Source:
 
 
 def run(parser: Parser, words: Sequence[str]) -> int:
-    from sightline.service.__main__ import main
-
     parser.usage = "%(prog)s [MODEL ...] [OPTION ...]"
     add_options(parser, ServeOptions, ["models"])
     return main(words, parser, prepare)

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
-from sightline.base.bundle import BundleError
 from sightline.base.bundle_files import read_bundle, read_manifest, write_manifest
 from sightline.base.errors import UsageError
 from sightline.commands.serve import prepare, provide
@@ -170,12 +169,3 @@ def test_nothing_to_serve_names_three_ways_to_get_a_model(
     assert [line.split()[:3] for line in ways] == [
         ["sightline", "serve", word] for word in ("minilm", "OWNER/NAME", "RUN")
     ]
-
-
-def test_a_folder_that_cannot_be_read_is_left_to_the_service(bundles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> NoReturn:
-        raise BundleError("it cannot be listed")
-
-    monkeypatch.setattr("sightline.commands.serve.find_bundles", fail)
-    settings = make_settings({"bundles": str(bundles)})
-    assert prepare(settings, {}) is settings
