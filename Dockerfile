@@ -1,10 +1,10 @@
-# Images of the service and of its load test. Neither contains PyTorch or the code for training and
-# export.
+# Images of the service and of its load test. Neither contains PyTorch or models.
 #   docker build --target service -t sightline .
 #   docker build --target service --build-arg RUNTIME=gpu -t sightline-gpu .
 #   docker build --target loadtest -t sightline-loadtest .
 # Build arguments:
-#   RUNTIME        cpu (default) or gpu. CUDA's libraries are Python packages in the image; the driver is the host's.
+#   RUNTIME        cpu (default) or gpu (experimental: not yet run on one). CUDA's libraries are Python packages in
+#                  the image; the driver is the host's.
 #   VERSION        version in the image's labels; by default that of pyproject.toml.
 #   REVISION       commit in the image's labels. `make image` sets VERSION and REVISION.
 #   PIP_INDEX_URL  mirror of the package index; by default PyPI.
@@ -42,20 +42,24 @@ LABEL org.opencontainers.image.title="Sightline load test" \
       org.opencontainers.image.revision="$REVISION"
 
 FROM base AS service
-COPY bundles bundles
 COPY sightline sightline
+COPY export sightline/export
+COPY loadtest sightline/loadtest
+COPY model sightline/model
 COPY service sightline/service
-RUN python -m compileall -q sightline
+# A new volume for the bundles gets the owner of this folder.
+RUN python -m compileall -q sightline && install --directory --owner 10001 --group 10001 /bundles
+# HF_HOME: downloads of models are the only files that the service keeps beside the bundles.
 # ORT_DISABLE_TELEMETRY: otherwise, ONNX Runtime sends usage data over the network.
-ENV SIGHTLINE_HOST=:: SIGHTLINE_PORT=8000 ORT_DISABLE_TELEMETRY=1
+ENV SIGHTLINE_HOST=:: SIGHTLINE_PORT=8000 SIGHTLINE_BUNDLES=/bundles HF_HOME=/bundles/.cache ORT_DISABLE_TELEMETRY=1
 USER 10001:10001
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 CMD \
+HEALTHCHECK --interval=10s --timeout=3s --start-period=10m --retries=3 CMD \
   ["python", "-m", "sightline.service.health_check"]
 # The exec form lets Python receive SIGTERM, so that it drains and exits.
-ENTRYPOINT ["python", "-m", "sightline.service"]
-# Labels come last: another version or revision only changes the image's metadata. Some shipped
-# models may not be used commercially; their MODEL_CARD.md files state the licences of the weights.
+ENTRYPOINT ["python", "-m", "sightline", "serve"]
+# Labels come last: another version or revision only changes the image's metadata. The licence is
+# that of the code; the weights of a model have their own, in its MODEL_CARD.md or its manifest.
 ARG VERSION=0.3.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Sightline" \

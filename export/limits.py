@@ -131,12 +131,15 @@ def _read_step(report: int) -> tuple[str, str, str]:
     return processor, elapsed, name or "the command"
 
 
-def run_limited(module: str, arguments: Sequence[str], status_of_signal: int = EXIT_FAILED) -> int:
+def run_limited(
+    module: str, arguments: Sequence[str], status_of_signal: int = EXIT_FAILED, temporary: Path | None = None
+) -> int:
     """Run the command line of a module in a child process with limits; return its exit status.
 
     It is `status_of_signal` if a signal ends the child, such as that of a limit. Standard input and
-    output are those of this process. So is standard error for Python; messages of libraries in
-    other languages, such as those of a panic, are only part of an error.
+    output are those of this process; with `temporary`, a folder for temporary files, there is no
+    output. Standard error is that of this process for Python; messages of libraries in other
+    languages, such as those of a panic, are only part of an error.
     """
     with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as messages:
         files = [report.fileno(), messages.fileno()]
@@ -144,7 +147,9 @@ def run_limited(module: str, arguments: Sequence[str], status_of_signal: int = E
         # The child finds modules where this process does. A panic prints no stack.
         path = os.pathsep.join(folder or os.curdir for folder in sys.path)
         environment = os.environ | {"PYTHONPATH": path, "RUST_BACKTRACE": "0"}
-        child = subprocess.Popen([*command, *arguments], pass_fds=files, env=environment)  # noqa: S603 - no shell
+        environment |= {"TMPDIR": str(temporary.resolve())} if temporary else {}
+        output = subprocess.DEVNULL if temporary else None
+        child = subprocess.Popen([*command, *arguments], pass_fds=files, env=environment, stdout=output)  # noqa: S603 - no shell
         while True:
             try:
                 status = child.wait()

@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from sightline.base.bundle import BundleError, ChatTemplate, Languages, LayerGroup, QuantScheme, Task, TrainingUnit
 from sightline.base.bundle_files import read_manifest
@@ -27,7 +27,7 @@ BLOCK_SIZE = {8: 32, 4: 16}  # default block sizes by bits
 # Default scheme of the encoder by bits. An encoder reads many tokens at once, for which products of
 # `per-token` are about twice as fast as those of `group-wise`, but they always have 8 bits.
 ENCODER_SCHEME: dict[int, QuantScheme] = {8: "per-token", 4: "group-wise"}
-FLOAT32_BITS = 32
+FLOAT32_BITS, HALF_BITS = 32, 16
 Kind = Literal["huggingface", "firefox", "gguf", "training"]  # of a checkpoint
 StateType = Literal["int8", "float32"]
 
@@ -147,10 +147,11 @@ class ImportOptions(Options):
     task: Task | None = None
     """fail unless the imported model can do this task; with rerank, a Qwen3 that generates text is
     imported as Qwen3-Reranker"""
-    bits: Literal[8, 4, 32] | None = None
+    bits: Literal[8, 4, 16, 32] | None = None
     """bits per weight: 8 and 4 quantize the verified model and measure the loss, as `sightline
-    quantize` does; 32 keeps float32 (default: 8 for Firefox models and GGUF files whose weights
-    have 8 bits, unless too much is lost; otherwise 32)"""
+    quantize` does; 16 does the same for float16 on CUDA (experimental: not yet run on a GPU); 32
+    keeps float32 (default: 8 for Firefox models and GGUF files whose weights have 8 bits, unless
+    too much is lost; otherwise 32)"""
 
 
 class CheckpointOptions(RunOptions, ImportOptions):
@@ -245,12 +246,13 @@ class RewriteOptions(Options):
 
 
 class QuantizeOptions(RewriteOptions):
-    """Quantize a float32 bundle to 8-bit or 4-bit weights, and measure the loss."""
+    """Quantize a float32 bundle to 8-bit or 4-bit weights or to float16, and measure the loss."""
 
     example = "bundles/minilm --out bundles/minilm-int8 --bits 8"
 
-    bits: Literal[8, 4]
-    """bits per weight"""
+    bits: Literal[8, 4, 16]
+    """bits per weight; 16 is float16 for CUDA, without the options that follow (experimental: not
+    yet run on a GPU)"""
     block_size: int = Field(
         default=0,
         description="weights that share a scale with the scheme group-wise ("
@@ -270,15 +272,17 @@ class QuantizeOptions(RewriteOptions):
     """file with one sentence per line for the scheme per-tensor, independent of the other texts
     (default: the 300 English sentences of the load test, without those that are too long)"""
 
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        schemes = self.model_fields_set - RewriteOptions.model_fields.keys() - {"bits"}
+        if self.bits == HALF_BITS and schemes:
+            raise ValueError(f"bits: 16 is float16, which has no {', '.join(sorted(schemes))}; leave them out")
+        return self
+
     @property
     def recipe(self) -> QuantizationRecipe:
-        return QuantizationRecipe(self.bits, self.block_size, self.encoder, self.layers, self.projection, self.states)
-
-
-class HalfOptions(RewriteOptions):
-    """Convert a float32 bundle to float16 for CUDA, and measure the loss."""
-
-    example = "bundles/minilm --out bundles/minilm-float16"
+        bits: Literal[4, 8] = 4 if self.bits == 4 else 8
+        return QuantizationRecipe(bits, self.block_size, self.encoder, self.layers, self.projection, self.states)
 
 
 class PackOptions(RewriteOptions):

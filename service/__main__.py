@@ -9,17 +9,17 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from sightline.base.errors import EXIT_USAGE
 from sightline.base.options import Options, Shown, add_options, check, given_flags
 from sightline.service.keys import KeysError
 from sightline.service.logs import configure_logging, open_missing_streams
 from sightline.service.quotas import QuotaStorageError
-from sightline.service.settings import SettingsError, make_settings, read_flags, service_parser
+from sightline.service.settings import Settings, SettingsError, make_settings, read_flags, service_parser
 from sightline.service.startup import SWITCH_INTERVAL_S, check_settings
 from sightline.service.traces import TracesError
 
@@ -30,7 +30,7 @@ class RayOptions(Options):
     """Options of the service in Ray Serve."""
 
     ray: bool = False
-    """Serve in Ray Serve, with one replica a core or GPU of a cluster (extra `ray`)."""
+    """Serve in Ray Serve, with one replica a core (extra `ray`); a GPU is experimental."""
     address: str | None = None
     """With --ray: address of a running Ray cluster, such as 10.0.0.1:6379 or auto. If not given, a
     cluster is started on this machine."""
@@ -39,10 +39,15 @@ class RayOptions(Options):
     discovers."""
 
 
-def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None) -> int:
+def main(
+    arguments: Sequence[str],
+    parser: argparse.ArgumentParser | None = None,
+    prepare: Callable[[Settings, Mapping[str, Any]], Settings] = lambda settings, _: settings,
+) -> int:
     """Serve, and return the exit code if the service cannot start.
 
-    `parser` gets the flags; by default that of `python -m sightline.service`.
+    `parser` gets the flags; by default that of `python -m sightline.service`. `prepare` gets the
+    values of all flags, and returns the settings to serve with or ends the process.
     """
     open_missing_streams()
     parser = parser or service_parser()
@@ -61,6 +66,7 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
     # and would ignore the signal.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     configure_logging(settings.log_level)
+    settings = prepare(settings, flags)
     if options.ray:
         from sightline.service.ray_command import serve_with_ray
 
@@ -95,15 +101,7 @@ def check_one_runtime(installed: Sequence[str]) -> None:
 
 
 def installed_runtimes() -> list[str]:
-    return [name for name in RUNTIMES if is_installed(name)]
-
-
-def is_installed(distribution: str) -> bool:
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return False
-    return True
+    return [name for name in RUNTIMES if any(distributions(name=name))]
 
 
 if __name__ == "__main__":

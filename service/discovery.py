@@ -19,17 +19,17 @@ def raise_failure(folder: Path, error: BundleError) -> None:
 
 
 def find_bundles(
-    folder: Path, default_models: Sequence[str] = (), on_failure: OnFailure = raise_failure
+    folder: Path, default_models: Sequence[str] = (), on_failure: OnFailure = raise_failure, only: Sequence[str] = ()
 ) -> dict[Path, Manifest]:
     """Find the bundles in a folder, and return their manifests by bundle folder in sorted order.
 
     Other files than the manifests are opened only if two bundles have the same name: then the first
     that is not damaged is found. `on_failure` is called for each bundle whose manifest cannot be
-    used; it raises by default. Raises `BundleError` if the folder cannot be listed, has no bundles,
-    or lacks a default model.
+    used; it raises by default. `only` names the subfolders to read, by default all. Raises
+    `BundleError` if the folder cannot be listed, has no bundles, or lacks a default model.
     """
     try:
-        paths = sorted(folder.iterdir())
+        paths = sorted(path for path in folder.iterdir() if not only or path.name in only)
     except (FileNotFoundError, NotADirectoryError):
         message = f"there is no folder {folder} with bundles; set SIGHTLINE_BUNDLES or --bundles"
         raise MissingBundleError(message) from None

@@ -100,7 +100,7 @@ def load_backend(
         failed[_escaped(folder.name)] = _escaped(str(error))
 
     try:
-        bundles = find_bundles(settings.bundles, settings.default_model_names, on_failure)
+        bundles = find_bundles(settings.bundles, settings.default_model_names, on_failure, settings.only)
     except BundleError as error:
         raise BundleError("; ".join(dict.fromkeys([str(error), *failed.values()]))) from None
     backend = load_bundles(bundles, settings, observer_of, on_failure, plan) if bundles else None
@@ -374,7 +374,7 @@ def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings:
     if manifest.rows is not None:
         return DeviceRunner(folder, manifest, provider=provider, num_threads=threads, max_rows=max_rows)
     if settings.provider == "cuda":
-        raise BundleError(f"{folder} is {manifest.dtype}, but CUDA needs a float16 bundle; `sightline half` writes one")
+        raise BundleError(f"{folder} is {manifest.dtype}, but CUDA needs float16; see `sightline quantize --bits 16`")
     prefix_bytes = settings.max_prefix_cache_bytes
     return OnnxRunner(folder, manifest, num_threads=threads, max_rows=max_rows, prefix_cache_bytes=prefix_bytes)
 

@@ -134,7 +134,7 @@ class Settings(Options):
     Without `keys`, let a proxy restrict these paths."""
     provider: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that runs the graphs; auto uses CUDA for float16 bundles if available, otherwise the
-    CPU. With cuda, the service does not start without a GPU."""
+    CPU. With cuda, which is experimental (not yet run on a GPU), a GPU must be available."""
     compatible_apis: str = ",".join(COMPATIBLE_APIS)
     """Compatibility APIs to serve, comma-separated; all others are disabled, so that clients reach
     only what is used."""
@@ -195,8 +195,9 @@ class Settings(Options):
     """Minimum level of log lines; requests are logged as info, health checks as debug. warning
     keeps the log small."""
 
-    # Limits that follow from the settings above. Only code sets them: for tests, for the share of a
-    # worker, and for commands without clients.
+    # Only code sets the fields below. Most are limits that follow from the settings above, for
+    # tests, for the share of a worker, and for commands without clients.
+    only: tuple[str, ...] = ()  # subfolders of `bundles` to load at start; all if empty
     load_timeout_s: float = LOAD_TIMEOUT_S  # of each of the two stages of the load of a bundle
     max_batch_tokens: int = MAX_BATCH_TOKENS  # of an encoder batch, padding included
     max_waiting_bytes: int = _derived(lambda values: max(16 << 20, values["max_body_bytes"]))

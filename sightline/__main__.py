@@ -26,7 +26,7 @@ class Command:
 
 
 COMMANDS = {
-    "serve": Command("serve the bundles of a folder over HTTP", "cpu"),
+    "serve": Command("serve models over HTTP: bundles of a folder, or models that it imports first", "cpu,import"),
     "translate": Command("translate the lines of a file", "cpu"),
     "draw": Command("draw the attention of a model for one text as SVG or PNG", "cpu"),
     "models": Command(
@@ -39,14 +39,13 @@ COMMANDS = {
     "export": Command("export a training run, or import a third-party model, as a bundle", "cpu,train"),
     "verify": Command("compare a bundle with its checkpoint", "cpu,train"),
     "align": Command("choose the heads of a bundle that align words", "cpu,import"),
-    "quantize": Command("quantize a bundle to 8-bit or 4-bit weights", "cpu,import"),
-    "half": Command("convert a bundle to float16 for CUDA", "cpu,import"),
+    "quantize": Command("quantize a bundle to 8-bit or 4-bit weights, or to float16 for CUDA", "cpu,import"),
     "pack": Command("store the matrices of a bundle in 8 bits", "cpu,import"),
 }
 
 # The commands of `actions`, which read files that others wrote, in a child process with limits, as
 # `models get` does.
-LIMITED = ("export", "verify", "align", "quantize", "half", "pack")
+LIMITED = ("export", "verify", "align", "quantize", "pack")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -119,7 +119,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    installed = "/opt/sightline/.venv-serve-cpu/bin/python"
+    installed = "/opt/sightline/.venv-serve-cpu/bin/sightline"
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text(encoding="utf-8").replace(installed, "/bin/true"), encoding="utf-8")
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)

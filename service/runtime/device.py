@@ -125,7 +125,7 @@ class _DeviceGroup(StateGroup):
 
 
 class DeviceRunner(SessionRunner):
-    """Runs a bundle of `sightline half`. `Runner` describes the methods."""
+    """Runs a bundle of `sightline quantize --bits 16`. `Runner` describes the methods."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, *, provider: Provider, num_threads: int = 0, max_rows: int = 32

@@ -38,7 +38,7 @@ def max_workers(settings: Settings) -> int:
 def manifests_of(settings: Settings) -> list[Manifest]:
     """Return the manifests of the bundles; none if there are none that can be read."""
     try:
-        return list(find_bundles(settings.bundles, on_failure=lambda folder, error: None).values())
+        return list(find_bundles(settings.bundles, (), lambda folder, error: None, settings.only).values())
     except BundleError:  # a worker reports it
         return []
 

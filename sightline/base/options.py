@@ -104,16 +104,18 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options], names: Col
             action: Any = "store_true" if is_off else argparse.BooleanOptionalAction
             target.add_argument(flag, action=action, **form)
         elif shown.is_positional:
-            nargs = ("+" if get_origin(field.annotation) is tuple else None) if field.is_required() else "?"
+            is_many = get_origin(field.annotation) is tuple
+            nargs = ("+" if is_many else None) if field.is_required() else "*" if is_many else "?"
             target.add_argument(name, metavar=value, nargs=nargs, default=argparse.SUPPRESS, help=form["help"])
-            usage.append(f"{value}{' ...' if nargs == '+' else ''}" if field.is_required() else f"[{value}]")
+            words = f"{value} ..." if is_many else str(value)
+            usage.append(words if field.is_required() else f"[{words}]")
         else:
             form |= {"nargs": len(value)} if isinstance(value, tuple) else {}
             form |= {"action": "append"} if shown.is_repeated else {}
             target.add_argument(flag, metavar=value, required=field.is_required(), **form)
             usage += [flag, str(value)] if field.is_required() else []
     if names is None:
-        parser.usage = " ".join([*usage, "[OPTION ...]"])
+        parser.usage = parser.usage or " ".join([*usage, "[OPTION ...]"])
         parser.description = inspect.cleandoc(kind.__doc__ or "")
         example = f"example: {parser.prog} {kind.example}" if kind.example else None
         parser.epilog = "\n\n".join(filter(None, (parser.epilog, example)))

@@ -16,7 +16,6 @@ from sightline.export.limits import out_of_memory
 from sightline.export.options import (
     AlignOptions,
     CheckpointOptions,
-    HalfOptions,
     PackOptions,
     QuantizeOptions,
     VerifyOptions,
@@ -28,7 +27,6 @@ OPTIONS: Mapping[str, type[Options]] = {
     "verify": VerifyOptions,
     "align": AlignOptions,
     "quantize": QuantizeOptions,
-    "half": HalfOptions,
     "pack": PackOptions,
 }
 

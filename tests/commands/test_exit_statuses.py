@@ -98,7 +98,7 @@ TABLE = [
     ("sightline verify {tmp}/no --checkpoint {checkpoint}", 2),
     ("sightline align {tmp}/no", 2),
     ("sightline align {bundle} --sentences {long}", 1),
-    ("sightline half {tmp}/no --out {tmp}/half --unverified", 2),
+    ("sightline quantize {tmp}/no --out {tmp}/half --bits 16 --unverified", 2),
     ("sightline pack {tmp}/no --out {tmp}/small --unverified", 2),
     ("sightline evaluate {tmp}/no {tmp}", 2),
     ("sightline evaluate {checkpoint} {tmp}", 2),

@@ -56,7 +56,8 @@ def requirements(runtime: str) -> list[str]:
     """
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    return [*project["dependencies"], *extras[runtime], *extras["redis"], *extras["traces"], *EARLIER_PYTHON]
+    named = (requirement for extra in (runtime, "import", "redis", "traces") for requirement in extras[extra])
+    return [*project["dependencies"], *named, *EARLIER_PYTHON]
 
 
 def normalized(name: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -26,7 +27,9 @@ from sightline.service.discovery import find_bundles
 pytestmark = pytest.mark.docker
 
 ROOT = Path(__file__).parents[2]
-COMPOSE = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
+COMPOSE = shlex.split(os.environ.get("COMPOSE", "")) or (
+    ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
+)
 GRACE_S = 45  # stop_grace_period in docker-compose.yml
 
 
@@ -70,6 +73,11 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> st
     )
     assert response.returncode == 0, f"{command}: {response.returncode}\n{response.stdout}\n{response.stderr}"
     return response.stdout
+
+
+def logs_of(container: str) -> str:
+    logged = subprocess.run(["docker", "logs", container], capture_output=True, text=True, check=True)
+    return logged.stdout + logged.stderr
 
 
 @contextlib.contextmanager
@@ -136,7 +144,7 @@ def test_only_tmp_is_writable(stack: Stack) -> None:
     assert stack.inspect("{{.HostConfig.ReadonlyRootfs}}") == "true"
 
 
-@pytest.mark.parametrize("package", ["torch", "onnx", "sightline.model", "sightline.export", "pytest"])
+@pytest.mark.parametrize("package", ["torch", "transformers", "sightline.lab", "pytest"])
 def test_packages_for_training_and_tests_are_not_in_the_image(stack: Stack, package: str) -> None:
     code = f"from importlib.util import find_spec as f; print(*map(bool, map(f, ['sightline.service', {package!r}])))"
     assert stack.python(code) == "True False"
@@ -144,9 +152,7 @@ def test_packages_for_training_and_tests_are_not_in_the_image(stack: Stack, pack
 
 def test_every_line_of_the_log_is_json(stack: Stack) -> None:
     """Regression: ONNX Runtime's telemetry writes a warning in another format if it is enabled."""
-    container = stack.compose("ps", "--all", "--quiet", "service").strip()
-    logged = subprocess.run(["docker", "logs", container], capture_output=True, text=True, check=True)
-    lines = (logged.stdout + logged.stderr).splitlines()
+    lines = logs_of(stack.compose("ps", "--all", "--quiet", "service").strip()).splitlines()
     assert lines
     assert all(isinstance(json.loads(line), dict) for line in lines)
 
@@ -185,22 +191,23 @@ def test_a_stop_before_the_service_handles_signals_is_immediate(stack: Stack) ->
 
 
 @pytest.mark.parametrize(
-    ("override", "exit_code", "reason"),
+    ("override", "bundles", "exit_code", "reason"),
     [
-        ({"environment": {"SIGHTLINE_MAX_ROWS": "-1"}}, 2, "SIGHTLINE_MAX_ROWS"),
-        ({"tmpfs": ["/app/bundles"]}, 3, "no folder in bundles has a manifest.json"),
+        ({"environment": {"SIGHTLINE_MAX_ROWS": "-1"}}, "bundles", 2, "SIGHTLINE_MAX_ROWS"),
+        ({}, "docs", 2, "no folder in /bundles has a manifest.json. There are three ways to get a model"),
+        ({}, "lab/bundles", 3, "the default model multi30k-en-de is not in /bundles"),
     ],
-    ids=["wrong setting", "no bundle"],
+    ids=["wrong setting", "no bundle", "no default model"],
 )
 def test_a_service_that_cannot_start_stops_after_five_restarts_and_logs_the_reason(
-    stack: Stack, tmp_path: Path, override: dict[str, object], exit_code: int, reason: str
+    stack: Stack, tmp_path: Path, override: dict[str, object], bundles: str, exit_code: int, reason: str
 ) -> None:
     """Use the image that `stack` has built."""
     file = tmp_path / "override.yml"
     content = {"services": {"service": override}}
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     files = (*stack.files, file)
-    broken = Stack(f"{stack.project}-broken-{exit_code}", free_port(), files)
+    broken = Stack(f"{stack.project}-broken", free_port(), files, {"SERVICE_BUNDLES": f"./{bundles}"})
     try:
         broken.compose("up", "--detach", "--no-build", "service")
         deadline = time.monotonic() + 120
@@ -210,11 +217,9 @@ def test_a_service_that_cannot_start_stops_after_five_restarts_and_logs_the_reas
             time.sleep(0.5)
             state = broken.inspect("{{.State.Status}} {{.State.ExitCode}} {{.RestartCount}}")
         assert state == f"exited {exit_code} 5"
-        container = broken.compose("ps", "--all", "--quiet", "service").strip()
-        logged = subprocess.run(["docker", "logs", container], capture_output=True, text=True, check=True)
-        lines = (logged.stdout + logged.stderr).splitlines()
+        lines = logs_of(broken.compose("ps", "--all", "--quiet", "service").strip()).splitlines()
         assert len([line for line in lines if reason in line]) == 6
-        assert len([line for line in lines if "starting again will not help" in line]) == 6
+        assert bundles == "docs" or len([line for line in lines if "starting again will not help" in line]) == 6
     finally:
         broken.compose("down", "--volumes")
 
@@ -224,3 +229,38 @@ def test_the_image_has_a_version_tag_and_labels(stack: Stack) -> None:
     labels = json.loads(stack.inspect("{{json .Config.Labels}}"))
     assert labels["org.opencontainers.image.title"] == "Sightline"
     assert labels["org.opencontainers.image.version"] == __version__
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+def test_the_image_holds_no_models_and_imports_them_into_a_volume(stack: Stack) -> None:
+    """The licence of the image is that of the code alone. The import needs the package index."""
+    image, volume = stack.inspect("{{.Image}}"), f"{stack.project}-models"
+    listing = run(["docker", "run", "--rm", "--entrypoint", "find", image, "/app", "/bundles", "-name", "*.onnx"])
+    assert listing == ""
+    name = f"{stack.project}-imports"
+    start = [
+        "docker",
+        "run",
+        "--detach",
+        "--name",
+        name,
+        "--read-only",
+        "--tmpfs",
+        "/tmp:size=16m",
+        "--cap-drop",
+        "ALL",
+    ]
+    try:
+        for is_first in (True, False):
+            run([*start, "--volume", f"{volume}:/bundles", image, "minilm"])
+            deadline = time.monotonic() + 300
+            while '"message":"serving"' not in (logged := logs_of(name)):
+                assert time.monotonic() < deadline and run(["docker", "ps", "--quiet", "--filter", f"name={name}"]), (
+                    logged
+                )
+                time.sleep(0.5)
+            assert ("importing minilm to /bundles/minilm" in logged) is is_first
+            run(["docker", "rm", "--force", name])
+    finally:
+        subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False)
+        run(["docker", "volume", "rm", volume])

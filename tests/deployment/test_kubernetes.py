@@ -210,23 +210,24 @@ def test_the_image_is_that_of_this_version() -> None:
 
 
 def test_bundles_are_mounted_where_the_service_reads_them() -> None:
-    (folder,) = set(re.findall(r"^WORKDIR (/app)$", DOCKERFILE, flags=re.MULTILINE))
-    bundles = folder / settings_of(BASE_VARIABLES).bundles
+    bundles = settings_of(BASE_VARIABLES).bundles
     for path in PATCHES:
         for container in containers_of(path):
             for mount in container.get("volumeMounts", ()):
-                assert mount["mountPath"] == str(bundles) or mount["name"] != "bundles"
-                assert mount.get("readOnly") or container["name"] == "bundles", f"{path}: {mount}"
+                is_copying = container["name"] == "bundles"  # to the volume that the service mounts
+                expected = "/served" if is_copying else str(bundles)
+                assert mount["mountPath"] == expected or mount["name"] != "bundles"
+                assert mount.get("readOnly") or is_copying, f"{path}: {mount}"
     init, _ = containers_of(COMPONENTS / "bundles-image" / "deployment.yaml")
-    assert init["command"] == ["cp", "-r", "/bundles/.", f"{bundles}/"]
+    assert init["command"] == ["cp", "-r", "/bundles/.", "/served/"]
 
 
 def test_the_init_container_copies_bundles_that_can_be_served(tmp_path: Path) -> None:
-    source, target = tmp_path / "bundles", tmp_path / "app" / "bundles"
+    source, target = tmp_path / "bundles", tmp_path / "served" / "bundles"
     shutil.copytree(Path("bundles", MODEL), source / MODEL)
     target.mkdir(parents=True)
     init, _ = containers_of(COMPONENTS / "bundles-image" / "deployment.yaml")
-    folders = {"/bundles/.": f"{source}/.", "/app/bundles/": f"{target}/"}
+    folders = {"/bundles/.": f"{source}/.", "/served/": f"{target}/"}
     subprocess.run([folders.get(word, word) for word in init["command"]], check=True)
     (copied,) = find_bundles(target).items()
     check_files(*copied)
@@ -511,7 +512,7 @@ for folder in / /srv /srv/app /srv/python; do mount -o remount,bind,ro $folder; 
 ip link set lo up
 kept=-all,+dac_read_search
 exec setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set $kept --inh-caps $kept \
-  --ambient-caps $kept /srv/python/bin/python -m sightline.service
+  --ambient-caps $kept /srv/python/bin/python -m sightline serve
 """
 # Prints the status and the body of a request.
 REQUEST = """
@@ -612,7 +613,8 @@ def check_stop(pod: Pod, settings: Settings, grace_s: float) -> None:
 def test_the_service_runs_as_the_container_of_the_deployment() -> None:
     settings = settings_of(BASE_VARIABLES)
     assert settings.admin_port is not None
-    with running(CONTAINER, BASE_VARIABLES) as pod:
+    models = {"SIGHTLINE_BUNDLES": "bundles", "SIGHTLINE_DEFAULT_MODEL": MODEL}
+    with running(CONTAINER, BASE_VARIABLES | models) as pod:
         assert [pod.probe(name) for name in PROBES] == [200] * 3
         check_rights(pod)
         status, body = pod.request(settings.port, "/v1/generate", {"inputs": "A dog runs on the beach."})

@@ -95,16 +95,16 @@ def test_the_labels_of_each_image_name_version_revision_and_licence() -> None:
 
 
 def test_a_signal_to_make_ends_the_service(tmp_path: Path) -> None:
-    """The environment is a folder whose Python writes its process id and arguments, and waits."""
+    """The environment is a folder whose program writes its process id and arguments, and waits."""
     (tmp_path / "bin").mkdir()
-    python, written = tmp_path / "bin" / "python", tmp_path / "written"
-    python.write_text(f'#!/bin/sh\necho "$$ $@" > {written}.new\nmv {written}.new {written}\nexec sleep 60\n')
-    python.chmod(0o755)
+    program, written = tmp_path / "bin" / "sightline", tmp_path / "written"
+    program.write_text(f'#!/bin/sh\necho "$$ $@" > {written}.new\nmv {written}.new {written}\nexec sleep 60\n')
+    program.chmod(0o755)
     (tmp_path / "ready").touch()
     with subprocess.Popen(["make", "serve", f"SERVE={tmp_path}"], stdout=subprocess.DEVNULL) as make:
         wait_until(written.exists)
         process, *words = written.read_text("utf-8").split()
-        assert words == ["-m", "sightline.service", "--bundles", "bundles"]
+        assert words == ["serve", "--bundles", "bundles"]
         make.send_signal(signal.SIGTERM)
         make.wait(timeout=30)
     with pytest.raises(ProcessLookupError):

@@ -175,9 +175,7 @@ def test_static_scales_are_measured_after_the_prompt(
 
 
 def test_float16_is_rejected_by_name(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        BundleError, match="is a decoder-only model; float16 bundles support only encoder-decoder models"
-    ):
+    with pytest.raises(BundleError, match="is a decoder-only model; float16 is only for encoder-decoder models"):
         half_bundle(folder / "bundle", tmp_path / "half", None)
 
 

@@ -71,6 +71,28 @@ def test_a_firefox_model_has_8_bits_by_default_as_by_the_command_quantize(
     assert quantized.quantization.quality == manifest.quantization.quality
 
 
+def test_16_bits_are_float16_by_every_command(
+    checkpoint: Path, bundles: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = export(checkpoint, bundles / "float16", "--bits", "16", "--name", "mine")
+    assert (manifest.name, manifest.dtype) == ("mine", "float16")
+    export(checkpoint, bundles / "float32", "--bits", "32")
+    quantize = ["quantize", str(bundles / "float32"), "--out", str(bundles / "again"), "--bits", "16"]
+    assert main(quantize) == 0
+    again = read_bundle(bundles / "again")
+    assert (again.files, again.rows) == (manifest.files, manifest.rows)
+    capsys.readouterr()
+    for option in (["--encoder", "per-token"], ["--states", "int8"], ["--block-size", "16"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*quantize, *option])
+        name = option[0].removeprefix("--").replace("-", "_")
+        error = f"error: --bits: 16 is float16, which has no {name}; leave them out"
+        assert ended.value.code == 2 and error in capsys.readouterr().err
+    assert main([str(write_bert(bundles.parent / "bert")), "--out", str(bundles / "bert"), "--bits", "16"]) == 1
+    assert "is an encoder; float16 is only for encoder-decoder models: use --bits 8 or 32" in capsys.readouterr().err
+    assert names(bundles) == {"float16", "float32", "again"}
+
+
 @pytest.mark.parametrize("bits", ["4", "8"])
 def test_bits_that_are_asked_for_and_lose_too_much_are_an_error_that_leaves_the_old_bundle(
     folder: Path, bundles: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bits: str

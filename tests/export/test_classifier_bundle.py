@@ -75,7 +75,7 @@ def test_labels_do_not_depend_on_padding_or_the_batch(classifier_bundle: Path, t
 
 
 def test_other_forms_are_rejected(classifier_bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="is an encoder; float16 bundles support only encoder-decoder models"):
+    with pytest.raises(BundleError, match="is an encoder; float16 is only for encoder-decoder models"):
         half_bundle(classifier_bundle, tmp_path / "half", None)
 
 

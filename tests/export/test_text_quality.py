@@ -385,7 +385,7 @@ def test_bleu_needs_a_model_that_generates_text(bundles: Path, tmp_path: Path) -
     with pytest.raises(ValueError, match="does not generate text, so that BLEU cannot be measured; use --texts"):
         quantize_bundle(bundles / "encoder", tmp_path / "small", QuantizationRecipe(8), text)
     for name, kind in (("encoder", "an encoder"), ("decoder", "a decoder-only model")):
-        with pytest.raises(BundleError, match=f"is {kind}; float16 bundles support only encoder-decoder models"):
+        with pytest.raises(BundleError, match=f"is {kind}; float16 is only for encoder-decoder models"):
             half_bundle(bundles / name, tmp_path / "small", None)
 
 

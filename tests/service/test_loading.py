@@ -200,7 +200,7 @@ def test_a_bundle_that_cuda_cannot_run_is_rejected_if_cuda_is_requested(
     monkeypatch.setattr("sightline.service.loading.choose_provider", lambda _: "cuda")
     assert load(folder).loaded["toy"].model.provider == "cpu"
     with pytest.raises(
-        BundleError, match=r"toy is float32, but CUDA needs a float16 bundle; `sightline half` writes one"
+        BundleError, match=r"toy is float32, but CUDA needs float16; see `sightline quantize --bits 16`"
     ):
         load(folder, provider="cuda")
 
