@@ -53,7 +53,7 @@ def test_every_marker_of_tests_runs_each_night() -> None:
 
 def test_the_workflows_are_those_of_checks_nights_and_releases() -> None:
     assert [workflow.stem for workflow in WORKFLOWS] == ["check", "nightly", "release"]
-    assert {"check", "test", "test-browser", "image"} <= targets_of(WORKFLOWS[0])
+    assert {"check", "test", "test-pythons", "test-browser", "image"} <= targets_of(WORKFLOWS[0])
     assert {"check", "test-all", "release", "publish"} <= targets_of(WORKFLOWS[2])
 
 
