@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from sightline.base.errors import UsageError
 from sightline.model.data.customer_messages import LABELS, draw_messages
 from sightline.model.data.records import TaskName
+from sightline.model.data.sample_phrases import read_phrases
 from sightline.model.data.smalltalk import draw_exchange
 
 DEFAULT_EXAMPLES: Mapping[TaskName, int] = {
@@ -32,101 +33,9 @@ HELD_OUT_SHARE, HELD_OUT = 0.2, (20, 200)  # of the number of examples in train;
 MAX_EXAMPLES = 50_000
 _TRIES = 20  # draws for each record, after which a sample is too large
 
-PERSONS: Sequence[tuple[str, str, str]] = (  # English, German, and person and number of the verb
-    ("my brother", "mein Bruder", "3s"),
-    ("my sister", "meine Schwester", "3s"),
-    ("the teacher", "der Lehrer", "3s"),
-    ("the old woman", "die alte Frau", "3s"),
-    ("the girl", "das Mädchen", "3s"),
-    ("the children", "die Kinder", "3p"),
-    ("our neighbours", "unsere Nachbarn", "3p"),
-    ("my parents", "meine Eltern", "3p"),
-    ("I", "ich", "1s"),
-    ("we", "wir", "3p"),
-)
-TIMES = (
-    ("today", "heute"),
-    ("tomorrow", "morgen"),
-    ("on Monday", "am Montag"),
-    ("on Friday", "am Freitag"),
-    ("in summer", "im Sommer"),
-    ("in winter", "im Winter"),
-    ("next week", "nächste Woche"),
-    ("every year", "jedes Jahr"),
-    ("in the morning", "am Morgen"),
-    ("after lunch", "nach dem Mittagessen"),
-)
-PLACES = (  # English, German, gender
-    ("town", "Stadt", "f"),
-    ("station", "Bahnhof", "m"),
-    ("lake", "See", "m"),
-    ("castle", "Burg", "f"),
-    ("museum", "Museum", "n"),
-    ("beach", "Strand", "m"),
-    ("village", "Dorf", "n"),
-    ("island", "Insel", "f"),
-    ("market", "Markt", "m"),
-    ("bridge", "Brücke", "f"),
-    ("house", "Haus", "n"),
-    ("theatre", "Theater", "n"),
-)
-ADJECTIVES = (
-    ("old", "alt"),
-    ("new", "neu"),
-    ("small", "klein"),
-    ("big", "groß"),
-    ("quiet", "ruhig"),
-    ("famous", "berühmt"),
-    ("beautiful", "schön"),
-    ("strange", "seltsam"),
-)
-MEANS = (
-    ("by train", "mit dem Zug"),
-    ("by bus", "mit dem Bus"),
-    ("by car", "mit dem Auto"),
-    ("by bicycle", "mit dem Fahrrad"),
-    ("by ship", "mit dem Schiff"),
-)
-REASONS = (
-    ("", ""),
-    ("because it is raining", "weil es regnet"),
-    ("because the sun is shining", "weil die Sonne scheint"),
-    ("although it is cold", "obwohl es kalt ist"),
-    ("although it is snowing", "obwohl es schneit"),
-    ("if the weather is good", "wenn das Wetter gut ist"),
-    ("if the wind is not too strong", "wenn der Wind nicht zu stark ist"),
-)
-VERBS = {  # English and German forms by person and number
-    "go": {"1s": ("go", "fahre"), "3s": ("goes", "fährt"), "3p": ("go", "fahren")},
-    "visit": {"1s": ("visit", "besuche"), "3s": ("visits", "besucht"), "3p": ("visit", "besuchen")},
-    "see": {"1s": ("see", "sehe"), "3s": ("sees", "sieht"), "3p": ("see", "sehen")},
-}
-SYNONYMS = {
-    "brother": "sibling",
-    "teacher": "instructor",
-    "girl": "lass",
-    "children": "kids",
-    "parents": "folks",
-    "town": "city",
-    "lake": "water",
-    "castle": "fortress",
-    "village": "hamlet",
-    "house": "building",
-    "small": "little",
-    "big": "large",
-    "quiet": "calm",
-    "famous": "renowned",
-    "beautiful": "pretty",
-    "strange": "odd",
-    "goes": "travels",
-    "go": "travel",
-    "visits": "explores",
-    "visit": "explore",
-    "sees": "notices",
-    "see": "notice",
-    "bicycle": "bike",
-    "raining": "pouring",
-}
+# Persons have the person and number of their verb, places their gender, and verbs their forms by
+# person and number. Each is in English and German.
+_TRIPS = read_phrases("trips")
 TO = {"m": "zum", "f": "zur", "n": "zum"}  # with the dative
 ACCUSATIVE = {"m": ("den", "en"), "f": ("die", "e"), "n": ("das", "e")}  # article, ending of an adjective
 
@@ -141,12 +50,13 @@ class _Trip:
 
 
 def _draw_trip(draw: Random) -> _Trip:
-    person, time, reason = draw.choice(PERSONS), draw.choice(TIMES), draw.choice(REASONS)
-    place_index, adjective_index = draw.randrange(len(PLACES)), draw.randrange(len(ADJECTIVES))
-    place, adjective = PLACES[place_index], ADJECTIVES[adjective_index]
+    places, adjectives = _TRIPS["places"], _TRIPS["adjectives"]
+    person, time, reason = draw.choice(_TRIPS["persons"]), draw.choice(_TRIPS["times"]), draw.choice(_TRIPS["reasons"])
+    place_index, adjective_index = draw.randrange(len(places)), draw.randrange(len(adjectives))
+    place, adjective = places[place_index], adjectives[adjective_index]
     verb = draw.choice(("go", "go", "visit", "see"))
-    means = draw.choice(MEANS) if verb == "go" else ("", "")
-    english_verb, german_verb = VERBS[verb][person[2]]
+    means = draw.choice(_TRIPS["means"]) if verb == "go" else ("", "")
+    english_verb, german_verb = _TRIPS["verbs"][verb][person[2]]
     gender = place[2]
     if verb == "go":
         english_object = f"to the {adjective[0]} {place[0]}"
@@ -180,7 +90,7 @@ def _translation(draw: Random) -> _Drawn:
 
 def _paraphrase(draw: Random) -> _Drawn:
     trip = _draw_trip(draw)
-    other = " ".join(SYNONYMS.get(word, word) for word in trip.source.removesuffix(".").split())
+    other = " ".join(_TRIPS["synonyms"].get(word, word) for word in trip.source.removesuffix(".").split())
     return trip.is_held_out, {"source": trip.source, "target": f"{other}."}
 
 
