@@ -151,8 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = read_results(parsed.results)
     if parsed.quick:
         measured = report.all_figures(results)
-        print(report.comparisons_table(results, [each for each in COMPARISONS if each.section in results]))
-        print(report.targets_table(results, [target for target in TARGETS if target.figure in measured]))
+        if compared := [each for each in COMPARISONS if each.section in results]:
+            print(report.comparisons_table(results, compared))
+        if targets := [target for target in TARGETS if target.figure in measured]:
+            print(report.targets_table(results, targets))
     else:
         draw(results, parsed.results)
     report.write_documents(results, parsed.documents)

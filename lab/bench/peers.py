@@ -112,20 +112,13 @@ INSTRUCTION_SETS = [
     Setting("default ISA"),
     *(Setting(name, environment={"CT2_FORCE_CPU_ISA": name}) for name in ("AVX512", "AVX2")),
 ]
-
-
-def ctranslate2(*compute_types: str) -> Peer:
-    """Return CTranslate2 in the fastest of compute types, which have the same number of bits."""
-    return Peer(
-        "ctranslate2",
-        "ctranslate2",
-        (*WEB, "ctranslate2==4.8.5", "tokenizers==0.23.3"),
-        (*_app("ctranslate2"), "--tokenizer", "{tokenizer}"),
-        ([_setting("--compute-type", name) for name in compute_types], INSTRUCTION_SETS, *BATCHING),
-    )
-
-
-CTRANSLATE2 = ctranslate2("int8", "int8_float32")
+CTRANSLATE2 = Peer(
+    "ctranslate2",
+    "ctranslate2",
+    (*WEB, "ctranslate2==4.8.5", "tokenizers==0.23.3"),
+    (*_app("ctranslate2"), "--tokenizer", "{tokenizer}"),
+    ([_setting("--compute-type", name) for name in ("int8", "int8_float32")], INSTRUCTION_SETS, *BATCHING),
+)
 INFINITY = Peer(
     "infinity",
     "infinity-emb",

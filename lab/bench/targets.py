@@ -59,7 +59,7 @@ HEADLINE = (  # of the README
 )
 COMPARISONS = (
     HEADLINE[0],
-    Comparison("shipped", "beam 5", "the same with 5 beams", "CTranslate2"),
+    Comparison("shipped", "beam 5", "the shipped translator, 8 bits, 5 beams", "CTranslate2"),
     HEADLINE[1],
     Comparison("minilm", "captions", "MiniLM, float32, captions", MINILM),
     Comparison("minilm-int8", "90 words", "MiniLM, 8 bits, texts of 90 words", MINILM),
