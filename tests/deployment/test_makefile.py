@@ -87,6 +87,15 @@ def test_the_default_version_of_the_images_is_the_projects() -> None:
     assert tags == {f"${{SERVICE_VERSION:-{__version__}}}"}
 
 
+def test_the_metadata_names_the_pythons_that_are_tested() -> None:
+    (tested,) = re.findall(r"^PYTHONS \?= (.+)$", MAKEFILE, flags=re.MULTILINE)
+    project = Path("pyproject.toml").read_text(encoding="utf-8")
+    assert re.findall(r'"Programming Language :: Python :: ([\d.]+)"', project) == tested.split()
+    (files,) = re.findall(r"^PYTHON_TESTS \?= ((?:.*\\\n)*.*)$", MAKEFILE, flags=re.MULTILINE)
+    named = [word for word in re.findall(r"tests/\S+\.py", files) if "%" not in word]
+    assert named and all(Path(word).is_file() for word in named)
+
+
 def test_the_labels_of_each_image_name_version_revision_and_licence() -> None:
     dockerfile = Path("Dockerfile").read_text(encoding="utf-8")
     labels = re.findall(r"org\.opencontainers\.image\.([a-z]+)=", dockerfile)
