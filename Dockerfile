@@ -33,7 +33,7 @@ COPY loadtest sightline/loadtest
 RUN python -m compileall -q sightline
 USER 10001:10001
 ENTRYPOINT ["python", "-m", "sightline", "load"]
-ARG VERSION=0.3.0
+ARG VERSION=0.4.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Sightline load test" \
       org.opencontainers.image.description="Measures a running Sightline service." \
@@ -60,7 +60,7 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=10m --retries=3 CMD \
 ENTRYPOINT ["python", "-m", "sightline", "serve"]
 # Labels come last: another version or revision only changes the image's metadata. The licence is
 # that of the code; the weights of a model have their own, in its MODEL_CARD.md or its manifest.
-ARG VERSION=0.3.0
+ARG VERSION=0.4.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Sightline" \
       org.opencontainers.image.description="Serves trained attention models over HTTP, and shows what they attend to." \

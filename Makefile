@@ -1,7 +1,7 @@
 # Commands of this repository; `make help` lists them. `make serve` and `make test` need Python
 # 3.11, pip and make. Each creates its own virtual environment.
 
-PYTHON ?= python3.11
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13) python3.11)
 RUNTIME ?= cpu# cpu, or gpu (experimental: not yet run on one)
 TASK ?= translation# classification, language-model or encoder, see: sightline train --help
 DATA ?= data/multi30k# your data, a file or a folder
@@ -28,8 +28,8 @@ PYTHON_TESTS ?= tests/base/test_machine.py tests/base/test_options.py tests/comm
 TESTS ?= --ignore tests/lab# of make test: files, folders or options of pytest
 
 PROJECT_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-# A tag such as v0.3.0 gives the version of its commit. Later commits have a local version of PEP 440, such as
-# 0.3.0+12.gabcdef0, and uncommitted changes add `dirty`. Without git or a tag, the version is that of pyproject.toml.
+# A tag such as v0.4.0 gives the version of its commit. Later commits have a local version of PEP 440, such as
+# 0.4.0+12.gabcdef0, and uncommitted changes add `dirty`. Without git or a tag, the version is that of pyproject.toml.
 VERSION = $(or $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null | sed 's/^v//; s/-/+/; s/-/./g'),$(PROJECT_VERSION))
 IMAGE_VERSION = $(subst +,-,$(VERSION))# tags of images have no +
 REVISION = $(shell git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || echo unknown)

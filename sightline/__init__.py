@@ -1,3 +1,3 @@
 """Serves trained attention models, and shows what they attend to."""
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"

@@ -105,7 +105,7 @@ def overview() -> Parser:
     parser = Parser(
         prog="sightline",
         usage="%(prog)s [-h] [--version] COMMAND ...",
-        description="Train attention models, export them, serve them over HTTP, and look inside.",
+        description="Serve trained attention models over HTTP and look inside; import, export and train them.",
         epilog=f"commands (`sightline COMMAND --help` describes each):\n{descriptions}\n\n"
         "example: sightline serve --bundles bundles",
     )

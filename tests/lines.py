@@ -1,7 +1,7 @@
 """Check that no package has more lines of Python than `[tool.sightline.lines]` allows.
 
 Run as `python -m tests.lines`, part of `make check`. Lines are counted as `wc -l` counts them. An
-entry may only fall, except by the number that an issue with a feature states.
+entry may only fall, except by a number that the change with a new feature states and explains.
 """
 
 import subprocess

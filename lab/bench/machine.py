@@ -11,6 +11,7 @@ from typing import Any
 
 from lab.bench.commit import DirtyTreeError, commit_facts
 
+WIDEST = {"avx512f": "AVX-512", "avx2": "AVX2"}
 PACKAGES = (
     "onnxruntime",
     "onnxruntime-gpu",
@@ -25,12 +26,13 @@ PACKAGES = (
 
 
 def processor_name() -> str:
+    """Return the name of the processor, with its widest vector instructions if Linux has them."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    widest = next((label for flag, label in WIDEST.items() if flag in facts.get("flags", "").split()), None)
+    return f"{name} with {widest}" if widest else name
 
 
 def installed(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
