@@ -35,6 +35,11 @@ def find_stale(results: Mapping[str, Recorded], root: Path = ROOT) -> Iterator[t
     """Yield a sentence about each section of the README, and whether its figures must be measured
     again.
     """
+    is_complete = git(root, "rev-parse", "--is-shallow-repository") == "false"
+    for section in results.keys() - FILES.keys():  # these have no limit, but must be of this repository
+        commit = str(results[section].machine["commit"])
+        if is_complete and git(root, "merge-base", "--is-ancestor", commit, "HEAD") is None:
+            yield f"{section} was measured at {commit[:12]}, which is not in this repository: measure it again", True
     for section, files in FILES.items():
         if section not in results:
             yield f"{section} is not measured: {REMEDY}", True
@@ -49,7 +54,7 @@ def find_stale(results: Mapping[str, Recorded], root: Path = ROOT) -> Iterator[t
             yield f"{facts}, and at most {MAX_COMMITS} may: {REMEDY}" if is_stale else facts, is_stale
         elif head(root) is None:
             yield f"{section} was not checked, because git or the repository is missing", False
-        elif git(root, "rev-parse", "--is-shallow-repository") == "true":
+        elif not is_complete:
             reason = f"the history of this clone does not reach back to {commit[:12]}"
             yield f"{section} was not checked, because {reason}; `git fetch --unshallow` gets the rest", False
         else:

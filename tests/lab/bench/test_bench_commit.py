@@ -70,9 +70,11 @@ def test_old_figures_of_the_readme_are_named_and_short_histories_are_not_an_erro
     subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{checkout}", str(shallow)], check=True)
     sentence, is_stale = next(fresh.find_stale(results, shallow))
     assert not is_stale and "does not reach back" in sentence and "--unshallow" in sentence
-    results = {"shipped": Recorded({"commit": "0" * 40}, "", Result())}
-    sentence, is_stale = next(fresh.find_stale(results, checkout))
-    assert is_stale and "not in this repository" in sentence
+    unknown = Recorded({"commit": "0" * 40}, "", Result())
+    for sentence, is_stale in fresh.find_stale({"shipped": unknown, "maps": unknown}, checkout):
+        assert is_stale and "not in this repository" in sentence
+    assert len(list(fresh.find_stale({"shipped": unknown, "maps": unknown}, checkout))) == 2
+    assert not any("maps" in sentence for sentence, _ in fresh.find_stale({"maps": unknown}, shallow))
 
 
 def test_every_file_that_a_figure_of_the_readme_depends_on_exists() -> None:
