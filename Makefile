@@ -151,7 +151,7 @@ test-pythons:  ## run the tests of PYTHON_TESTS without PyTorch, with each Pytho
 	@for version in $(PYTHONS); do \
 	  python=$$(ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python$$version 2>/dev/null | tail -1); \
 	  python=$${python:-python$$version}; tested=.venv-python$$version; \
-	  $$python -c '' 2>/dev/null || { echo "Python $$version is not present"; continue; }; \
+	  $$python -c '' 2>/dev/null || { echo "Python $$version is not present"; test -z "$$CI" || exit 1; continue; }; \
 	  echo "Python $$version"; \
 	  $$python -m venv $$tested && \
 	  $$tested/bin/python $(PIP_INSTALL) -e '.[cpu,import]' hypothesis pytest pytest-xdist safetensors && \

@@ -1,6 +1,7 @@
 """Chromium, controlled with Playwright. Tests are skipped where either is not installed."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ def chromium() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
     executable = find_browser()
     if executable is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+        missing = pytest.fail if os.environ.get("CI") else pytest.skip
+        missing(f"none of {', '.join(BROWSERS)} is installed")
     with (
         sync_api.sync_playwright() as playwright,
         contextlib.closing(playwright.chromium.launch(executable_path=executable, args=FLAGS)) as browser,

@@ -51,6 +51,7 @@ def server(cgroup: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Start a service with every shipped bundle inside the cgroup; yield its process and URL."""
     port = free_port()
     settings = {"SIGHTLINE_PORT": str(port), "SIGHTLINE_THREADS": "1", "SIGHTLINE_LOG_LEVEL": "warning"}
+    settings["SIGHTLINE_WORKERS"] = "1"  # the process that is measured serves
     enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs")]
     process = subprocess.Popen([*enter, sys.executable, "-m", "sightline.service"], cwd=ROOT, env=os.environ | settings)
     try:
