@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from sightline.base.errors import UsageError
 from sightline.base.options import OneOf, Options, Shown, check, given_flags, given_variables, parse
 from sightline.base.parser import Parser
+from tests.support.tables import read_table
 
 TABLE = {"generate": 1, "encode": 2}
 
@@ -80,29 +81,7 @@ def parser() -> Parser:
     return Parser(prog="sightline example", allow_abbrev=False)
 
 
-MISTAKES = [
-    ("--langages en de", "unrecognized arguments: --langages en de (did you mean --languages?)"),
-    ("--max-tokens abc", "--max-tokens must be a whole number, at least 1, got 'abc'"),
-    ("--max-tokens 0", "--max-tokens must be a whole number, at least 1, got '0'"),
-    ("--max-tokens", "--max-tokens: expected one argument"),
-    ("--beams 9", "--beams must be a whole number from 1 to 8, got '9'"),
-    ("--kind hugingface", "--kind must be one of gguf, huggingface, got 'hugingface' (did you mean huggingface?)"),
-    ("--bits 5", "--bits must be one of 8, 4, 32, got '5'"),
-    ("--endpoint encoed", "--endpoint must be one of generate, encode, got 'encoed' (did you mean encode?)"),
-    ("--timeout-s nan", "--timeout-s must be a number greater than 0, got 'nan'"),
-    ("--share 2", "--share must be a number greater than 0 and at most 1, got '2'"),
-    ("--epochs 0", "--epochs must be a whole number, at least 1, or auto, got '0'"),
-    ("--page false", "--page takes no value, got false; use --page or --no-page"),
-    ("--no-page=true", "--no-page takes no value, got true; use --page or --no-page"),
-    ("--languages en", "--languages: expected 2 arguments"),
-    ("--data x --texts y.txt", "--data cannot be combined with --texts; leave out one of them"),
-    ("--texts x.csv", "--texts must be a .txt file, got x.csv"),
-    ("--bits 32 --beams 5", "--bits 32 allows at most --beams 4"),
-    (
-        "--beams x --bits y",
-        "--bits must be one of 8, 4, 32, got 'y'; --beams must be a whole number from 1 to 8, got 'x'",
-    ),
-]
+MISTAKES = read_table(__file__)
 
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES, ids=[words for words, _ in MISTAKES])

@@ -26,6 +26,7 @@ from sightline.commands.output import OutputFile
 from sightline.service.engine.engine import Engine
 from sightline.service.inference.service import Backend
 from sightline.service.loading import load_bundles
+from tests.support.tables import read_table
 
 LINES = ("A man sleeps.", "", "Two girls are playing on the beach.", "  \t", "“Wait!” shouts Zoë.")
 DATA = "".join(f"{line}\n" for line in LINES).encode()
@@ -318,27 +319,7 @@ def test_a_line_that_is_not_utf_8_is_named(translated: Translate) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["{tmp}/no", "--bundle", "{bundle}"], "{tmp}/no: No such file or directory"),
-        (["{tmp}", "--bundle", "{bundle}"], "{tmp}: Is a directory"),
-        (["{tmp}/text", "--bundle", "{tmp}"], "{tmp} is not a bundle: it has no manifest.json"),
-        (["{tmp}/text", "--bundle", "{tmp}/no"], "{tmp}/no is not a bundle: it has no manifest.json"),
-        (
-            ["{tmp}/text", "--bundles", "{tmp}/no"],
-            "there is no folder {tmp}/no with bundles; set SIGHTLINE_BUNDLES or --bundles",
-        ),
-        (
-            ["{tmp}/text", "--bundle", "{judge}"],
-            "{judge} cannot translate, because it is no encoder-decoder; its tasks are encode, attention, classify, "
-            "similar",
-        ),
-        (["{tmp}/text", "--bundle", "{bundle}", "--out", "{tmp}/no/out"], "{tmp}/no/out: No such file"),
-        (
-            ["{tmp}/text", "--bundle", "{bundle}", "--threads", "x"],
-            "--threads must be a whole number from 0 to 1024, got 'x'",
-        ),
-        (["{tmp}/text", "--bundle", "{bundle}", "--provider", "cuda"], ""),
-    ],
+    read_table(__file__),
 )
 def test_an_error_of_the_user_is_one_line(
     arguments: list[str],

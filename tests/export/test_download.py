@@ -31,6 +31,7 @@ from sightline.export.sources.download import (
 )
 from tests.export.folders_of_others import write_bert
 from tests.export.hub import COMMIT, Hub, serve_hub
+from tests.support.tables import read_table
 
 DOWNLOADS = """
 import json, sys
@@ -194,50 +195,7 @@ def test_names_of_repositories_are_checked() -> None:
 
 @pytest.mark.parametrize(
     ("names", "selected"),
-    [
-        (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
-        (["pytorch_model.bin", "config.json"], ["config.json", "pytorch_model.bin"]),
-        (
-            ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"],
-            ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
-        ),
-        (
-            [
-                "model.safetensors",
-                "source.spm",
-                "target.spm",
-                "vocab.json",
-                "1_Pooling/config.json",
-                "train.py",
-                ".env",
-            ],
-            ["1_Pooling/config.json", "source.spm", "target.spm", "vocab.json", "model.safetensors"],
-        ),
-        (["0_Transformer/config.json", "0_Transformer/model.safetensors", "modules.json"], None),
-        (["merges.txt", "model.safetensors", "spm.model"], None),
-        (
-            [
-                "2_Dense/config.json",
-                "2_Dense/model.safetensors",
-                "2_Dense/pytorch_model.bin",
-                "2_Dense_512/config.json",
-                "2_Dense_512/pytorch_model.bin",
-                "3_Other/config.json",
-                "3_Other/model.safetensors",
-                "model.safetensors",
-                "sentence_xlm-roberta_config.json",
-            ],
-            [
-                "2_Dense/config.json",
-                "2_Dense/model.safetensors",
-                "2_Dense_512/config.json",
-                "2_Dense_512/pytorch_model.bin",
-                "3_Other/config.json",
-                "model.safetensors",
-                "sentence_xlm-roberta_config.json",
-            ],
-        ),
-    ],
+    read_table(__file__),
 )
 def test_only_files_that_an_import_reads_are_selected(names: list[str], selected: list[str] | None) -> None:
     assert sorted(files_to_download(names)) == sorted(selected or names)

@@ -17,6 +17,7 @@ from sightline.export.graphs.disentangled import rows_of_distances
 from sightline.export.graphs.relative import buckets
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Tensors, open_folder
+from tests.support.tables import read_table
 from tests.zoo.comparing import (
     CLS,
     SEP,
@@ -255,52 +256,7 @@ def implied(tensor: str, shape: list[int], expected: list[int]) -> str:
 
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
-    [
-        ("bert", {"position_embedding_type": "relative_key"}, 'position_embedding_type is "relative_key"'),
-        ("bert", {"position_embedding_type": "alibi"}, 'position_embedding_type is "alibi"'),
-        ("bert", {"is_decoder": True}, "is_decoder is true"),
-        ("bert", {"add_cross_attention": True}, "add_cross_attention is true"),
-        ("bert", {"pruned_heads": {"0": [1]}}, "pruned_heads is"),
-        ("bert", {"hidden_act": "elu"}, "the activation elu is not supported"),
-        ("bert", {"logn_attention_scale": True}, "logn_attention_scale"),
-        ("bert", {"vocab_size": 212}, implied("embeddings.word_embeddings.weight", [211, 30], [212, 30])),
-        ("bert", {"max_position_embeddings": 24}, implied("embeddings.position_embeddings.weight", [23, 30], [24, 30])),
-        ("bert", {"intermediate_size": 38}, implied("encoder.layer.0.intermediate.dense.weight", [37, 30], [38, 30])),
-        ("bert", {"num_attention_heads": 4}, "num_attention_heads must be a divisor of the width 30, got 4"),
-        ("bert", {"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'"),
-        ("bert", {"architectures": ["BertForMultipleChoice"]}, "supported are BertModel, BertForMaskedLM"),
-        ("deberta-v2", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type must have c2p, p2c or both"),
-        ("deberta-v2", {"pos_att_type": None}, "relative_attention needs a pos_att_type"),
-        ("deberta-v2", {"share_att_key": False}, "no tensor 'encoder.layer.0.attention.self.pos_key"),
-        ("deberta-v2", {"position_buckets": 3}, "position_buckets must be at least 4 and less than twice"),
-        ("deberta-v2", {"embedding_size": 20}, "embedding_size is 20"),
-        ("deberta-v2", {"conv_kernel_size": 4}, "conv_kernel_size must be odd, got 4"),
-        ("deberta-v2", {"conv_kernel_size": 3, "conv_groups": 2}, "conv_groups is 2"),
-        ("deberta-v2 with own projections", {"relative_attention": False}, "tensors that its"),
-        ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets is 16"),
-        ("electra", {"embedding_size": 15}, implied("embeddings_project.weight", [30, 14], [30, 15])),
-        ("albert", {"num_hidden_groups": 2}, "num_hidden_groups is 2, but"),
-        ("modernbert", {"attention_bias": True}, "no tensor 'layers.0.attn.Wqkv.bias', which its arch"),
-        ("modernbert", {"norm_bias": True}, "no tensor 'embeddings.norm.bias', which its architecture needs"),
-        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types must have 4 values"),
-        (
-            "modernbert",
-            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
-            'rope_type is "yarn"',
-        ),
-        (
-            "modernbert",
-            {"classifier_pooling": "max", "architectures": ["ModernBertForSequenceClassification"]},
-            "classifier_pooling must be cls or mean, got 'max'",
-        ),
-        ("bert", {"model_type": "t6"}, "model_type 't6' is not supported; supported are albert, bart, bert"),
-        ("bert", {"model_type": "whisper"}, "model_type 'whisper' is not supported; it reads audio, and"),
-        ("bert", {"model_type": "mixtral"}, "model_type 'mixtral' is not supported; it is a mixture of exp"),
-        ("bert", {"model_type": "deberta"}, "the second and third one (deberta-v2), which are supported"),
-        ("xlm-roberta", {"lora_adaptations": ["retrieval.query"]}, "choose one of the adapters"),
-        ("bert", {"model_type": "gliner"}, "GLiNER compares spans of words with labels"),
-        ("bert", {"model_type": "gemma3_text"}, "model_type 'gemma3_text' is not supported"),
-    ],
+    read_table(__file__),
 )
 def test_unsupported_variant_is_rejected(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     ENCODERS[name].save(tmp_path)

@@ -86,6 +86,11 @@ def case(**changes: Any) -> Case:
     return Case(changes)
 
 
+def each(**changes: Any) -> tuple[Case, ...]:
+    """Return a case for each of some options, in which the others do not change."""
+    return tuple(Case({name: value}) for name, value in changes.items())
+
+
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 ROPES = (
     case(rope_parameters={**ROPE, "rope_theta": 50.0}),
@@ -114,21 +119,16 @@ ROPE_VARIANTS: tuple[Values, ...] = tuple(one.changes["rope_parameters"] for one
 ROPE_TYPE_OPTIONS = {options["rope_type"]: options for options in ROPE_VARIANTS}
 LLAMA_CASES = (
     case(num_attention_heads=4, head_dim=20),
-    case(num_key_value_heads=3),
-    case(rms_norm_eps=0.1),
-    case(hidden_act="gelu"),
+    *each(num_key_value_heads=3, rms_norm_eps=0.1, hidden_act="gelu"),
 )
 TIED = case(tie_word_embeddings=True)
-BERT_CASES = (case(num_attention_heads=5), case(layer_norm_eps=0.1), case(hidden_act="relu"))
+BERT_CASES = each(num_attention_heads=5, layer_norm_eps=0.1, hidden_act="relu")
 PADDING = case(pad_token_id=4)
 BART_CASES = (
-    case(encoder_attention_heads=4),
-    case(decoder_attention_heads=2),
-    case(scale_embedding=True),
-    case(activation_function="relu"),
+    *each(encoder_attention_heads=4, decoder_attention_heads=2, scale_embedding=True, activation_function="relu"),
     case(tie_word_embeddings=False),
 )
-T5_CASES = (case(relative_attention_max_distance=7), case(layer_norm_epsilon=0.1), case(feed_forward_proj="gated-silu"))
+T5_CASES = each(relative_attention_max_distance=7, layer_norm_epsilon=0.1, feed_forward_proj="gated-silu")
 MODERNBERT_ROPE = {
     "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -139,8 +139,7 @@ GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
 ROTARY_CASES = (
-    case(type_vocab_size=3),
-    case(rope_parameters=ROPE),
+    *each(type_vocab_size=3, rope_parameters=ROPE),
     Case({"rope_parameters": {**ROPE, "rope_theta": 50.0}}, {"rope_parameters": None, "rope_theta": 50.0}),
 )
 NEW = {"model_type": "new", "architectures": ["NewForSequenceClassification"], "rope_parameters": None}
@@ -164,21 +163,14 @@ CASES: Mapping[str, FamilyCases] = {
         ENCODERS["deberta-v2"].values,
         (
             *BERT_CASES,
-            case(norm_rel_ebd="none"),
-            case(pooler_hidden_act="tanh"),
-            case(pos_att_type="p2c"),
-            case(pos_att_type=["c2p"]),
-            case(position_biased_input=True),
-            case(position_buckets=8),
+            *each(norm_rel_ebd="none", pooler_hidden_act="tanh", pos_att_type="p2c"),
+            *each(pos_att_type=["c2p"], position_biased_input=True, position_buckets=8),
             case(position_buckets=2 * BERT_LIKE["max_position_embeddings"]),
             case(position_buckets=-1),
             case(position_buckets=-1, max_relative_positions=7),
-            case(max_relative_positions=9),
-            case(relative_attention=False),
+            *each(max_relative_positions=9, relative_attention=False),
             case(relative_attention=False, norm_rel_ebd="layer_norm", position_buckets=3, conv_groups=2),
-            case(share_att_key=False),
-            case(type_vocab_size=2),
-            case(conv_kernel_size=3),
+            *each(share_att_key=False, type_vocab_size=2, conv_kernel_size=3),
             case(conv_kernel_size=3, conv_act="gelu"),
         ),
     ),
@@ -208,7 +200,7 @@ CASES: Mapping[str, FamilyCases] = {
         "DistilBert",
         "ForSequenceClassification",
         ENCODERS["distilbert"].values,
-        (case(n_heads=5), case(activation="relu")),
+        each(n_heads=5, activation="relu"),
     ),
     "albert": FamilyCases(
         "Albert",
@@ -216,9 +208,7 @@ CASES: Mapping[str, FamilyCases] = {
         BERT_LIKE | {"embedding_size": 14},
         (
             *BERT_CASES,
-            case(num_hidden_layers=2),
-            case(num_hidden_groups=3),
-            case(inner_group_num=2),
+            *each(num_hidden_layers=2, num_hidden_groups=3, inner_group_num=2),
             case(num_hidden_layers=5, num_hidden_groups=3),
         ),
     ),
@@ -227,17 +217,9 @@ CASES: Mapping[str, FamilyCases] = {
         "ForSequenceClassification",
         MODERNBERT,
         (
-            case(num_attention_heads=5),
-            case(local_attention=3),
-            case(norm_eps=0.1),
-            case(hidden_activation="relu"),
-            case(classifier_activation="relu"),
-            case(classifier_pooling="mean"),
-            case(classifier_bias=True),
-            case(attention_bias=True),
-            case(mlp_bias=True),
-            case(norm_bias=True),
-            case(layer_types=["sliding_attention", "full_attention"] * 2),
+            *each(num_attention_heads=5, local_attention=3, norm_eps=0.1, hidden_activation="relu"),
+            *each(classifier_activation="relu", classifier_pooling="mean", classifier_bias=True, attention_bias=True),
+            *each(mlp_bias=True, norm_bias=True, layer_types=["sliding_attention", "full_attention"] * 2),
             case(rope_parameters=MODERNBERT_ROPE | {"full_attention": {"rope_type": "default", "rope_theta": 50.0}}),
             case(rope_parameters=MODERNBERT_ROPE | {"sliding_attention": {"rope_type": "default", "rope_theta": 5.0}}),
             Case(
@@ -260,26 +242,19 @@ CASES: Mapping[str, FamilyCases] = {
         "LMHeadModel",
         GPT2_LIKE,
         (
-            case(n_head=3),
-            case(layer_norm_epsilon=0.1),
-            case(activation_function="relu"),
-            case(scale_attn_weights=False),
-            case(scale_attn_by_inverse_layer_idx=True),
-            case(tie_word_embeddings=False),
+            *each(n_head=3, layer_norm_epsilon=0.1, activation_function="relu", scale_attn_weights=False),
+            *each(scale_attn_by_inverse_layer_idx=True, tie_word_embeddings=False),
         ),
     ),
     "llama": FamilyCases(
-        "Llama", "ForCausalLM", LLAMA_LIKE, (*LLAMA_CASES, *ROPES, TIED, case(attention_bias=True), case(mlp_bias=True))
+        "Llama", "ForCausalLM", LLAMA_LIKE, (*LLAMA_CASES, *ROPES, TIED, *each(attention_bias=True, mlp_bias=True))
     ),
     "smollm3": FamilyCases(
         "SmolLM3",
         "ForCausalLM",
         LLAMA_LIKE | {"num_hidden_layers": 5},
         (
-            case(attention_bias=True),
-            case(mlp_bias=True),
-            case(tie_word_embeddings=False),
-            case(no_rope_layers=[0, 1, 1, 0, 1]),
+            *each(attention_bias=True, mlp_bias=True, tie_word_embeddings=False, no_rope_layers=[0, 1, 1, 0, 1]),
             Case({"no_rope_layer_interval": 2}, {"no_rope_layers": None}),
             case(use_sliding_window=True, sliding_window=4),
             case(
@@ -322,7 +297,7 @@ CASES: Mapping[str, FamilyCases] = {
         "Gemma",
         "ForCausalLM",
         LLAMA_LIKE | {"head_dim": 10, "hidden_act": "gelu_pytorch_tanh"},
-        (case(hidden_act="relu"), case(tie_word_embeddings=False), case(attention_bias=True), case(head_dim=20)),
+        each(hidden_act="relu", tie_word_embeddings=False, attention_bias=True, head_dim=20),
         (*ROPES, *LLAMA_CASES[:3]),
     ),
     "gemma2": FamilyCases(
@@ -330,17 +305,12 @@ CASES: Mapping[str, FamilyCases] = {
         "ForCausalLM",
         LLAMA_LIKE | {"head_dim": 10, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0, "sliding_window": 5},
         (
-            case(query_pre_attn_scalar=3),
-            case(attn_logit_softcapping=None),
-            case(attn_logit_softcapping=1.0),
-            case(final_logit_softcapping=None),
-            case(final_logit_softcapping=2.0),
-            case(sliding_window=6),
+            *each(query_pre_attn_scalar=3, attn_logit_softcapping=None),
+            *each(attn_logit_softcapping=1.0, final_logit_softcapping=None),
+            *each(final_logit_softcapping=2.0, sliding_window=6),
             case(layer_types=["full_attention", "full_attention", "sliding_attention"]),
             Case({}, {"layer_types": None}),
-            case(hidden_activation="relu"),
-            case(attention_bias=True),
-            case(tie_word_embeddings=False),
+            *each(hidden_activation="relu", attention_bias=True, tie_word_embeddings=False),
         ),
         (*ROPES, *LLAMA_CASES[:3]),
     ),
@@ -351,12 +321,8 @@ CASES: Mapping[str, FamilyCases] = {
         | {"head_dim": 10, "query_pre_attn_scalar": 9, "sliding_window": 5, "num_hidden_layers": 4}
         | {"layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": GEMMA3_ROPE},
         (
-            case(query_pre_attn_scalar=3),
-            case(final_logit_softcapping=2.0),
-            case(sliding_window=6),
-            case(hidden_activation="relu"),
-            case(attention_bias=True),
-            case(tie_word_embeddings=False),
+            *each(query_pre_attn_scalar=3, final_logit_softcapping=2.0, sliding_window=6, hidden_activation="relu"),
+            *each(attention_bias=True, tie_word_embeddings=False),
             case(rope_parameters=GEMMA3_ROPE | {"sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}),
             *(
                 case(rope_parameters=GEMMA3_ROPE | {"full_attention": options})
@@ -405,9 +371,7 @@ CASES: Mapping[str, FamilyCases] = {
         LLAMA_LIKE,
         (
             TIED,
-            case(num_key_value_heads=3),
-            case(sliding_window=5),
-            case(hidden_act="gelu_accurate"),
+            *each(num_key_value_heads=3, sliding_window=5, hidden_act="gelu_accurate"),
             *(
                 case(rope_parameters={**LONGROPE, **changes}, original_max_position_embeddings=40, **others)
                 for changes, others in LONGROPES
@@ -448,12 +412,8 @@ CASES: Mapping[str, FamilyCases] = {
         LLAMA_LIKE | {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "logits_scaling": 0.5},
         (
             TIED,
-            case(attention_bias=True),
-            case(mlp_bias=True),
-            case(embedding_multiplier=1.0),
-            case(attention_multiplier=0.4),
-            case(residual_multiplier=0.5),
-            case(logits_scaling=2.0),
+            *each(attention_bias=True, mlp_bias=True, embedding_multiplier=1.0, attention_multiplier=0.4),
+            *each(residual_multiplier=0.5, logits_scaling=2.0),
         ),
         (*ROPES, *LLAMA_CASES),
     ),
@@ -464,10 +424,7 @@ CASES: Mapping[str, FamilyCases] = {
         (
             TIED,
             case(num_attention_heads=5, rope_parameters={**ROPE, "partial_rotary_factor": 0.34}),
-            case(layer_norm_eps=0.1),
-            case(attention_bias=False),
-            case(use_parallel_residual=False),
-            case(hidden_act="relu"),
+            *each(layer_norm_eps=0.1, attention_bias=False, use_parallel_residual=False, hidden_act="relu"),
             case(rope_parameters={**ROPE, "partial_rotary_factor": 0.6}),
             Case(
                 {"rope_parameters": {**ROPE, "rope_theta": 50.0, "partial_rotary_factor": 0.6}},
@@ -491,12 +448,8 @@ CASES: Mapping[str, FamilyCases] = {
         "ForCausalLM",
         OPT_LIKE,
         (
-            case(num_attention_heads=5),
-            case(do_layer_norm_before=False),
-            case(word_embed_proj_dim=34),
-            case(_remove_final_layer_norm=True),
-            case(activation_function="gelu"),
-            case(enable_bias=False),
+            *each(num_attention_heads=5, do_layer_norm_before=False, word_embed_proj_dim=34),
+            *each(_remove_final_layer_norm=True, activation_function="gelu", enable_bias=False),
             case(tie_word_embeddings=False),
         ),
     ),
@@ -514,9 +467,7 @@ CASES: Mapping[str, FamilyCases] = {
         BART_LIKE,
         (
             *BART_CASES[:2],
-            case(scale_embedding=False),
-            case(activation_function="gelu"),
-            case(tie_word_embeddings=False),
+            *each(scale_embedding=False, activation_function="gelu", tie_word_embeddings=False),
         ),
     ),
     "pegasus": FamilyCases("Pegasus", "ForConditionalGeneration", BART_LIKE, (), BART_CASES),
@@ -526,8 +477,7 @@ CASES: Mapping[str, FamilyCases] = {
         T5_LIKE,
         (
             *T5_CASES,
-            case(feed_forward_proj="gated-gelu"),
-            case(scale_decoder_outputs=False),
+            *each(feed_forward_proj="gated-gelu", scale_decoder_outputs=False),
             Case({"scale_decoder_outputs": False}, {"scale_decoder_outputs": None, "tie_word_embeddings": False}),
         ),
     ),

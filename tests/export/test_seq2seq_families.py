@@ -29,6 +29,7 @@ from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import NextLogits, ReferenceHypothesis, beam, greedy
 from tests.export.imported import Imported
 from tests.export.imported import import_folder as load_folder
+from tests.support.tables import read_table
 from tests.zoo.comparing import (
     TOLERANCE,
     assert_equals_transformers,
@@ -322,42 +323,7 @@ def test_padding_token_in_a_source_takes_no_position(tmp_path: Path) -> None:
 
 
 # Values of keys of the configuration that the model does not have, and the messages about them.
-REJECTED: dict[str, list[tuple[str, Any, str]]] = {
-    "t5": [
-        ("feed_forward_proj", "double-gelu", "feed_forward_proj must be 'gated-NAME' or the name of an activation"),
-        ("d_model", 10**9, r"'shared.weight' has the shape \[97, 36\], but config.json implies \[97, 1000000000\]"),
-        ("d_kv", 9, r"SelfAttention.q.weight' has the shape \[30, 36\], but config.json implies \[27, 36\]"),
-        ("d_ff", 24, r"wi.weight' has the shape \[23, 36\], but config.json implies \[24, 36\]"),
-        ("num_heads", 2, r"relative_attention_bias.weight' has the shape \[8, 3\], but config.json implies \[8, 2\]"),
-        ("num_heads", 10**9, "num_heads must be from 1 to 1000, got 1000000000"),
-        ("num_layers", 10**9, "num_layers must be from 1 to 1000, got 1000000000"),
-        ("num_layers", 2, r"no tensor 'encoder.block.1.layer.0.SelfAttention.q.weight'"),
-        ("num_decoder_layers", 1, r"13 tensors that its architecture does not use: decoder.block.1"),
-        ("vocab_size", 98, r"'shared.weight' has the shape \[97, 36\], but config.json implies \[98, 36\]"),
-        ("relative_attention_num_buckets", 6, r"has the shape \[8, 3\], but config.json implies \[6, 3\]"),
-        ("relative_attention_max_distance", 4, "relative_attention_max_distance must be at least 5, got 4"),
-        ("layer_norm_epsilon", 0, "layer_norm_epsilon must be greater than 0, got 0"),
-        ("n_positions", 10**9, "the model 1,000,000,000 positions; supported are 1 to 1,048,576: correct config.json"),
-        ("feed_forward_proj", "gated-gelu", r"no tensor 'encoder.block.0.layer.1.DenseReluDense.wi_0.weight'"),
-    ],
-    "marian": [
-        ("rotary", True, "rotary"),
-        ("normalize_before", True, "normalize_before is true, which is not supported"),
-        ("normalize_embedding", True, "normalize_embedding is true, which is not supported"),
-        ("static_position_embeddings", False, "static_position_embeddings is false, which is not supported"),
-        ("share_encoder_decoder_embeddings", False, "share_encoder_decoder_embeddings in config.json is false"),
-        ("d_model", 10**9, "encoder_attention_heads must be a divisor of the width 1000000000, got 3"),
-        ("d_model", 33, "decoder_attention_heads must be a divisor of the width 33, got 6"),
-        ("d_model", 72, r"'model.shared.weight' has the shape \[97, 36\], but config.json implies \[97, 72\]"),
-        ("encoder_ffn_dim", 24, r"encoder.layers.0.fc1.weight' has the shape \[23, 36\], but config.json implies \[24"),
-        ("decoder_ffn_dim", 30, r"decoder.layers.0.fc1.weight' has the shape \[29, 36\], but config.json implies \[30"),
-        ("decoder_layers", 3, "no tensor 'model.decoder.layers.2.self_attn.q_proj.weight'"),
-        ("decoder_layers", 1, "26 tensors that its architecture does not use: model.decoder.layers.1"),
-        ("vocab_size", 96, r"'model.shared.weight' has the shape \[97, 36\], but config.json implies \[96, 36\]"),
-        ("decoder_vocab_size", 96, r"shared.weight' has the shape \[97, 36\], but config.json implies \[96, 36\]"),
-        ("max_position_embeddings", 10**9, "the model 1,000,000,000 positions; supported are 1 to 1,048,576"),
-    ],
-}
+REJECTED: dict[str, list[tuple[str, Any, str]]] = read_table(__file__)
 
 
 @pytest.mark.parametrize(

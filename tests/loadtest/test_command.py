@@ -19,6 +19,7 @@ from sightline.loadtest.load_record import make_record, read_record, write_recor
 from sightline.loadtest.profiles import Stage
 from tests.loadtest.fake_service import FakeService, Reply, Request, rejection, translation, whole
 from tests.loadtest.test_compare import queue
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 
@@ -76,42 +77,7 @@ async def test_the_key_of_a_file_is_sent_and_not_recorded(
 
 @pytest.mark.parametrize(
     ("arguments", "path", "body"),
-    [
-        ((), "/v1/generate", {"inputs": "Two girls."}),
-        (("--stream",), "/v1/generate", {"inputs": "Two girls.", "stream": True}),
-        (("--endpoint", "encode"), "/v1/encode", {"inputs": "Two girls.", "pooling": "mean"}),
-        (("--endpoint", "attention"), "/v1/attention", {"inputs": "Two girls."}),
-        (("--model", "m"), "/v1/generate", {"inputs": "Two girls.", "model": "m"}),
-        (
-            ("--endpoint", "openai-chat", "--model", "m", "--stream", "--max-new-tokens", "9"),
-            "/v1/chat/completions",
-            {
-                "model": "m",
-                "messages": [{"role": "user", "content": "Two girls."}],
-                "max_tokens": 9,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            },
-        ),
-        (
-            ("--endpoint", "openai-completions", "--model", "m"),
-            "/v1/completions",
-            {"model": "m", "prompt": "Two girls."},
-        ),
-        (("--endpoint", "openai-embeddings", "--model", "m"), "/v1/embeddings", {"model": "m", "input": "Two girls."}),
-        (("--endpoint", "tei-embed"), "/embed", {"inputs": "Two girls."}),
-        (("--endpoint", "tei-embed", "--model", "a/b"), "/embed?model=a%2Fb", {"inputs": "Two girls."}),
-        (
-            ("--endpoint", "oip-infer", "--model", "m"),
-            "/v2/models/m/infer",
-            {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Two girls."]}]},
-        ),
-        (
-            ("--endpoint", "oip-generate", "--model", "m", "--stream", "--max-new-tokens", "9"),
-            "/v2/models/m/generate_stream",
-            {"text_input": "Two girls.", "stream": True, "parameters": {"max_tokens": 9}},
-        ),
-    ],
+    read_table(__file__, "requests"),
 )
 async def test_each_endpoint_gets_a_valid_request(
     prompts: Path, arguments: tuple[str, ...], path: str, body: dict[str, Any]
@@ -321,35 +287,7 @@ def test_a_wrong_line_of_prompts_is_named(
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [
-        (["--duration", "soon"], "must be a duration such as 500ms, 10s or 2m, got 'soon'"),
-        (["--clients", "0"], "--clients must be a whole number, at least 1, got '0'"),
-        (["--rate", "nan"], "--rate must be a number greater than 0, got 'nan'"),
-        (["--rate", "5", "--clients", "4"], "--clients cannot be combined with --rate; leave out one of them"),
-        (["--rates", "5,0"], "--rates must be rates greater than 0, got 0"),
-        (["--rates", "5,x"], "must be rates such as 10,20,40 or FIRST:LAST:STEP, got '5,x'"),
-        (["--rates", "5:1"], "must be rates such as 10,20,40 or FIRST:LAST:STEP, got '5:1'"),
-        (["--rates", "1:5000:1"], "must have 1 to 100 rates, got '1:5000:1'"),
-        (["--rates", "9:5:1"], "must have 1 to 100 rates, got '9:5:1'"),
-        (["--rates", "5,9", "--requests", "3"], "--requests needs --clients or --rate; use --duration"),
-        (["--steps", "5,9", "--retry"], "--retry needs a closed loop; remove --rate, --rates or --steps"),
-        (["--soak"], "--soak needs --rate and --duration"),
-        (["--objective", "speed=1s"], "must be NAME=DURATION with a NAME of latency, ttft, tpot, gap, got 'speed=1s'"),
-        (["--objective", "latency"], "must be a duration such as 500ms, 10s or 2m, got ''"),
-        (["--objective", "ttft=1s"], "--objective: only latency can be measured without --stream"),
-        (["--endpoint", "openai-chat"], "--endpoint openai-chat needs --model"),
-        (["--threshold", "some"], "must be a share such as 5% or 0.05, got 'some'"),
-        (["--prompts", "mkdocs.jsonl"], "mkdocs.jsonl"),
-        (["--rate", "5", "--retry"], "--retry needs a closed loop; remove --rate, --rates or --steps"),
-        (["--endpoint", "encode", "--stream"], "--stream needs --endpoint generate, openai-chat"),
-        (["--endpoint", "encode", "--max-new-tokens", "4"], "--max-new-tokens needs --endpoint generate, attention"),
-        (["--url", "localhost"], "must be an HTTP URL such as http://127.0.0.1:8000, got 'localhost'"),
-        (["--prompts", "nowhere.txt"], "nowhere.txt"),
-        (["--prompts", "/dev/null"], "has no prompts; expected one prompt per line"),
-        (["--key-file", "nowhere"], "--key-file: [Errno 2] No such file or directory: 'nowhere'"),
-        (["--key-file", "LICENSE"], "LICENSE must have one key and nothing else"),
-        (["--json", "nowhere/load.json"], "the folder nowhere does not exist; create it"),
-    ],
+    read_table(__file__, "mistakes"),
 )
 def test_invalid_arguments_are_rejected_before_any_load(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]

@@ -16,17 +16,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from sightline.service.keys import Quota, add_key
-from tests.ray.conftest import (
-    BIN,
-    SENTENCE,
-    Load,
-    RayService,
-    arguments,
-    free_port,
-    processes,
-    program,
-    wait_for,
-)
+from tests.ray.conftest import BIN, SENTENCE, Load, RayService, arguments, free_port, processes, program, wait_for
 
 pytestmark = pytest.mark.ray
 

@@ -63,17 +63,10 @@ def write_marian(member: Path, folder: Path) -> None:
         for name, value in {"layers": 3, "attention_heads": 8, "ffn_dim": 512}.items()
     }
     ids = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
-    sizes = {
-        "vocab_size": 59,
-        "decoder_vocab_size": 59,
-        "d_model": 256,
-        "max_position_embeddings": 102,
-        **halves,
-        **ids,
-    }
+    sizes = {"vocab_size": 59, "decoder_vocab_size": 59, "d_model": 256, "max_position_embeddings": 102}
     MarianConfig(
-        **sizes, activation_function="relu", scale_embedding=True, share_encoder_decoder_embeddings=False,
-        tie_word_embeddings=False, forced_eos_token_id=None, architectures=["MarianMTModel"],
+        **sizes, **halves, **ids, activation_function="relu", scale_embedding=True, tie_word_embeddings=False,
+        share_encoder_decoder_embeddings=False, forced_eos_token_id=None, architectures=["MarianMTModel"],
     ).save_pretrained(folder)  # fmt: skip
     save_file(tensors, folder / "model.safetensors")
 

@@ -19,6 +19,7 @@ from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import greedy
 from tests.export.firefox.models import VOCABULARY, random_tensors, write_folder, write_vocabulary
 from tests.export.firefox.reference import END_ID, FirefoxReference
+from tests.support.tables import read_table
 
 TENSORS = random_tensors()
 METADATA = BundleMetadata("imported", "", "MPL-2.0")
@@ -102,49 +103,7 @@ def check_error(folder: Path, tmp_path: Path, message: str, options: ExportOptio
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (
-            {"type": "s2s"},
-            f"{MODEL}: special:model.yml: type must be 'transformer', got 's2s'; only the architecture of Firefox's "
-            "translation models is supported",
-        ),
-        (
-            {"dec-cell": "gru"},
-            "special:model.yml: dec-cell must be 'ssru', got 'gru'; only the architecture of Firefox",
-        ),
-        ({"transformer-postprocess": "da"}, "transformer-postprocess must be 'dan', got 'da'; only the architecture"),
-        ({"transformer-preprocess": "n"}, "transformer-preprocess must be '', got 'n'; only the architecture of"),
-        ({"right-left": "true"}, "right-left is true, which is not supported"),
-        (
-            {"transformer-decoder-autoreg": "self-attention"},
-            "special:model.yml: transformer-decoder-autoreg must be 'rnn', got 'self-attention'; only the architecture",
-        ),
-        ({"transformer-pool": "true"}, "transformer-pool is true, which is not supported; supported: absent or false"),
-        (
-            {"new-option": "1"},
-            f"{MODEL}: special:model.yml has 1 keys that are not known for its architecture: new-option; they may "
-            "change the outputs, so the checkpoint is not imported",
-        ),
-        ({"enc-depth": "0"}, "special:model.yml: enc-depth must be from 1 to 1000, got 0"),
-        ({"enc-depth": "two"}, 'special:model.yml: enc-depth must be an integer, got "two"'),
-        ({"enc-depth": "3"}, f"{MODEL} has no tensor 'encoder_l3_self_Wq', which its architecture needs"),
-        ({"enc-depth": "1"}, f"{MODEL} has 16 tensors that its architecture does not use: encoder_l2_ffn_W1, "),
-        ({"transformer-heads": "5"}, "dim-emb must be even, at least 4 and divisible by the 5 heads, got 12"),
-        ({"dim-vocabs": "17"}, "dim-vocabs must be a list of two positive integers, the sizes of the source and the"),
-        (
-            {"dim-vocabs": "\n  - 18\n  - 17"},
-            "dim-vocabs must be two equal sizes, because source and target share the table 'Wemb', got (18, 17)",
-        ),
-        ({"dim-vocabs": "\n  - 18\n  - 18"}, "the tensor 'Wemb' has the shape [17, 12], but special:model.yml of "),
-        (
-            {"transformer-dim-ffn": "21"},
-            f"/{MODEL} implies [12, 21]; its configuration may belong to another checkpoint",
-        ),
-        (
-            {"transformer-guided-alignment-layer": "2"},
-            'transformer-guided-alignment-layer must be "last" or from 1 to 1, the number of decoder layers, got 2',
-        ),
-    ],
+    read_table(__file__),
 )
 def test_options_that_are_not_supported(tmp_path: Path, options: dict[str, str], message: str) -> None:
     check_error(write_folder(tmp_path / "ende", TENSORS, options), tmp_path, message)

@@ -105,23 +105,8 @@ def test_files_are_read_from_the_folder_of_the_transformer() -> None:
 
 
 WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "a",
-    "dog",
-    "##s",
-    "##og",
-    ",",
-    "!",
-    "é",
-    "e",
-    "中",
-    "[",
-    "]",
-    "A",
+    *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s", "##og"),
+    *(",", "!", "é", "e", "中", "[", "]", "A"),
 ]
 
 
@@ -369,21 +354,8 @@ TARGET = replace(
     UNIGRAM, pieces=special_pieces("<unk>", "<s>", "</s>") + unigram_pieces("▁", "▁ein", "e", "d", "▁Hund")
 )
 MARIAN = [
-    "</s>",
-    "<unk>",
-    "▁Hund",
-    "▁a",
-    "▁",
-    "e",
-    "d",
-    "▁dog",
-    ">>fra<<",
-    ">>pt_br<<",
-    ">>pt<<",
-    "▁ein",
-    "b",
-    "a",
-    "<pad>",
+    *("</s>", "<unk>", "▁Hund", "▁a", "▁", "e", "d", "▁dog"),
+    *(">>fra<<", ">>pt_br<<", ">>pt<<", "▁ein", "b", "a", "<pad>"),
 ]
 MARIAN_IDS = {piece: id_ for id_, piece in enumerate(MARIAN)}
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.config import RecurrentConfig
 from sightline.model.layers.recurrent_attention import ProjectedScore, align
+from tests.support.tables import read_table
 
 VOCABULARY = 20
 SYSTEMS: dict[str, dict[str, Any]] = {
@@ -188,31 +189,7 @@ def test_annotations_are_projected_once_for_all_steps(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        (
-            {"attention": "dot", "encoder_size": 3},
-            r'attention "dot" needs decoder_size \(8\) to equal the annotation size \(6\)',
-        ),
-        (
-            {"attention": "none", "query": "current"},
-            'attention "none" needs window "global", selection "soft" and query "previous"',
-        ),
-        (
-            {"attention": "additive", "window": "local-p"},
-            'input_feeding and a window other than "global" need query "current"',
-        ),
-        (
-            {"attention": "additive", "input_feeding": True},
-            'input_feeding and a window other than "global" need query "current"',
-        ),
-        (
-            {"attention": "general", "query": "current", "input_feeding": True, "selection": "marginal"},
-            'selection "marginal" needs query "current" and no input_feeding',
-        ),
-        ({"attention": "dot", "query": "current", "window": "local-p", "selection": "marginal"}, "less than 1"),
-        ({"attention": "dot", "query": "current", "window": "local-p", "selection": "reinforce"}, "less than 1"),
-        ({"encoder_size": 0}, "encoder_size must be between 1 and 1048576, got 0"),
-    ],
+    read_table(__file__),
 )
 def test_settings_that_contradict_each_other_are_rejected(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

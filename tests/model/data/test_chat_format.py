@@ -25,21 +25,8 @@ from sightline.model.data.tokenizer_training import (
 
 TEMPLATE = convert(CHAT_TEMPLATE, {})
 PARTS = (
-    *(
-        "Hello",
-        " Hello",
-        "hello there,",
-        "Größe",
-        "e\u0301",
-        "\u0301",
-        "🙂",
-        "👩‍👩‍👧",
-        "日本語",
-        "42",
-        "...",
-        "'s",
-        "_",
-    ),
+    *("Hello", " Hello", "hello there,", "Größe", "e\u0301", "\u0301"),
+    *("🙂", "👩‍👩‍👧", "日本語", "42", "...", "'s", "_"),
     *(" ", "  ", "\n", "\n\n", "\t", "\r\n", "\u00a0", "\u2028", "\x1c", "\u200b", "\x00"),
     *("<|im_start|>", "<|im_end|>", "<|im_start|>assistant\n", "</s>", "<s>", "<pad>", "assistant\n", "<|im_", "{}"),
 )

@@ -12,6 +12,7 @@ from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.compat.common import PLACEHOLDER_MODELS
 from sightline.service.parameters import MAX_SEED
 from tests.service.conftest import MakeBackend, Running, Start, generate, with_languages
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 
@@ -42,28 +43,7 @@ async def test_a_completion_equals_the_text_of_generate(running: Running) -> Non
 
 
 async def test_nulls_and_default_values_change_nothing(running: Running) -> None:
-    harmless: dict[str, Any] = {
-        "user": "x",
-        "stop": None,
-        "logit_bias": {},
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0,
-        "suffix": None,
-        "best_of": 1,
-        "n": 1,
-        "top_p": 1,
-        "top_k": -1,
-        "seed": 3,
-        "temperature": 0,
-        "stream": False,
-        "stream_options": None,
-        "echo": False,
-        "logprobs": None,
-        "ignore_eos": False,
-        "max_tokens": None,
-        "target_prefix": None,
-        "early_stopping": None,
-    }
+    harmless: dict[str, Any] = read_table(__file__)
     plain = await complete(running, "a dog")
     assert (await complete(running, "a dog", **harmless))["choices"] == plain["choices"]
 

@@ -10,6 +10,7 @@ from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import TEMPLATE, FakeBackend, Running, Start, generate
 from tests.support.dialogues import in_turn
 from tests.support.fake_runner import fake_manifest
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 HELLO = [{"role": "user", "content": "a dog"}]
@@ -94,24 +95,7 @@ async def test_parts_are_joined_and_a_reply_can_be_sent_back_unchanged(chat: Run
 
 
 async def test_fields_with_their_default_values_change_nothing(chat: Running) -> None:
-    harmless: dict[str, Any] = {
-        "tools": [],
-        "tool_choice": "none",
-        "parallel_tool_calls": True,
-        "response_format": {"type": "text"},
-        "modalities": ["text"],
-        "store": False,
-        "metadata": {"a": "b"},
-        "service_tier": "auto",
-        "reasoning_effort": None,
-        "verbosity": None,
-        "safety_identifier": "x",
-        "prompt_cache_key": "x",
-        "user": "x",
-        "logprobs": False,
-        "max_tokens": None,
-        "n": 1,
-    }
+    harmless: dict[str, Any] = read_table(__file__)
     plain = await converse(chat, HELLO)
     assert (await converse(chat, HELLO, **harmless))["choices"] == plain["choices"]
 

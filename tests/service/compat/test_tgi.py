@@ -8,6 +8,7 @@ import pytest
 
 from tests.service.conftest import MakeBackend, Running, Start, classifying, generate, until
 from tests.support.fake_runner import Faults
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 
@@ -51,27 +52,7 @@ async def test_top_n_tokens_are_the_alternatives_of_each_token(running: Running)
 
 
 async def test_nulls_and_default_values_change_nothing(running: Running) -> None:
-    harmless: dict[str, Any] = {
-        "adapter_id": None,
-        "best_of": 1,
-        "decoder_input_details": False,
-        "details": False,
-        "do_sample": False,
-        "frequency_penalty": 0.0,
-        "grammar": None,
-        "max_new_tokens": None,
-        "repetition_penalty": None,
-        "return_full_text": False,
-        "seed": 3,
-        "stop": [],
-        "temperature": 1.0,
-        "top_k": None,
-        "top_n_tokens": None,
-        "top_p": 1.0,
-        "truncate": None,
-        "typical_p": 1.0,
-        "watermark": False,
-    }
+    harmless: dict[str, Any] = read_table(__file__)
     plain = await text_generation(running, "a dog")
     assert await text_generation(running, "a dog", **harmless) == plain
     nulls = {"inputs": "a dog", "parameters": dict.fromkeys(harmless), "stream": None}

@@ -17,6 +17,7 @@ from sightline.service.inference.changes import RETRY_DELAY_S
 from sightline.service.logs import FIELDS, TEXT
 from tests.service.conftest import FAKE_LOAD_SECONDS, FAKE_ROWS, FakeRepository, MakeBackend, Running, Start, until
 from tests.support.fake_runner import fake_classifier_manifest
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 
@@ -207,28 +208,7 @@ async def test_every_model_may_be_lazy_and_the_default_model_is_loaded_by_calls_
         assert (await state(running, "eager"), await state(running, "lazy")) == ("ready", "unloaded")
 
 
-PATHS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("/v1/generate", {"model": "lazy", "inputs": "a dog", "stream": True}),
-    ("/v1/score", {"model": "lazy", "inputs": "a dog", "targets": "a"}),
-    ("/v1/attention", {"model": "lazy", "inputs": "a dog", "parameters": {"max_new_tokens": 2}}),
-    ("/v1/encode", {"model": "lazy", "inputs": "a dog"}),
-    ("/v1/similar", {"model": "lazy", "token": "a"}),
-    ("/v1/tokenize", {"model": "lazy", "inputs": "a dog"}),
-    ("/v1/detokenize", {"model": "lazy", "ids": [[5]]}),
-    ("/v1/completions", {"model": "lazy", "prompt": "a dog"}),
-    ("/v1/embeddings", {"model": "lazy", "input": "a dog"}),
-    ("/v2/models/lazy/generate", {"text_input": "a dog"}),
-    (
-        "/v2/models/lazy/infer",
-        {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a dog"]}]},
-    ),
-    ("/generate?model=lazy", {"inputs": "a dog"}),
-    ("/?model=lazy", {"inputs": "a dog"}),
-    ("/embed?model=lazy", {"inputs": "a dog"}),
-    ("/tokenize?model=lazy", {"inputs": "a dog"}),
-    ("/translate", {"q": "a dog", "source": "xx", "target": "yy"}),
-    ("/v1/generate", {"inputs": "a dog", "parameters": {"target_language": "yy"}}),
-)
+PATHS: tuple[tuple[str, dict[str, Any]], ...] = read_table(__file__)
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
