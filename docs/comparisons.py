@@ -53,13 +53,6 @@ def _options(values: Mapping[str, Any]) -> dict[str, set[str]]:
     return options
 
 
-def _order(value: str) -> tuple[float, str]:
-    try:
-        return float(value), value
-    except ValueError:
-        return float("inf"), value
-
-
 def activation_rows() -> Iterator[tuple[str, str]]:
     """Yield the names of each activation in `config.json`."""
     names = defaultdict[str, list[str]](list)
