@@ -288,11 +288,12 @@ def test_an_unknown_form_is_rejected(
     )
 
 
-def test_half_writes_a_bundle_with_its_measurements(
+def test_float16_writes_a_bundle_with_its_measurements(
     bundle: Path, tmp_path: Path, parallel_text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
-    assert main(["half", str(bundle), "--out", str(out), "--data", str(parallel_text), "--limit", "1", "--force"]) == 0
+    arguments = ["quantize", str(bundle), "--out", str(out), "--bits", "16", "--data", str(parallel_text)]
+    assert main([*arguments, "--limit", "1", "--force"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["bits"], printed["block_size"]) == (16, None)
     assert printed["quality"]["sentences"] == 1
@@ -301,17 +302,16 @@ def test_half_writes_a_bundle_with_its_measurements(
     assert manifest["languages"] == {**manifest["languages"], "sources": ["en"], "targets": ["de"]}
 
 
-@pytest.mark.parametrize("command", ["quantize", "half"])
+@pytest.mark.parametrize("bits", ["8", "16"])
 def test_the_loss_is_measured_on_the_sentences_of_the_repository_by_default(
     bundle: Path,
     tmp_path: Path,
     sentences_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    command: str,
+    bits: str,
 ) -> None:
-    arguments = [command, str(bundle), "--out", str(tmp_path / "small"), "--force"]
-    arguments += ["--bits", "8"] if command == "quantize" else []
+    arguments = ["quantize", str(bundle), "--out", str(tmp_path / "small"), "--bits", bits, "--force"]
     monkeypatch.setattr(commands, "DEFAULT_SENTENCES", sentences_path)
     assert main(arguments) == 0
     quality = json.loads(capsys.readouterr().out)["quality"]
@@ -415,17 +415,17 @@ def test_a_pair_that_is_too_long_is_rejected_with_its_file_and_line(
     assert main([*arguments, "--limit", "1", "--force"]) == 0
 
 
-@pytest.mark.parametrize("command", ["quantize", pytest.param("half", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bits", ["8", pytest.param("16", marks=pytest.mark.slow)])
 def test_few_pairs_are_reported_as_insufficient(
     bundle: Path,
     tmp_path: Path,
     parallel_text: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    command: str,
+    bits: str,
 ) -> None:
-    arguments = [command, str(bundle), "--out", str(tmp_path / "small"), "--data", str(parallel_text), "--force"]
-    arguments += ["--bits", "8"] if command == "quantize" else []
+    arguments = ["quantize", str(bundle), "--out", str(tmp_path / "small"), "--data", str(parallel_text), "--force"]
+    arguments += ["--bits", bits]
     warning = "pairs are too few to distinguish a loss of 0.3 BLEU from chance; use at least"
     assert main(arguments) == 0
     assert f"warning: 2 {warning} 1000" in capsys.readouterr().err
