@@ -1,6 +1,7 @@
 """The engine of one model: a loop that admits, encodes and decodes requests. It owns no thread."""
 
 import logging
+import math
 import sys
 import time
 from collections import deque
@@ -52,6 +53,9 @@ ROWS_PER_RESERVED = 16  # one row in 16 is reserved for calls that have no row y
 # Duration of decoder steps of a single row, after which the engine looks at deadlines and the
 # worker at its commands.
 ALONE_S = 0.005
+# Time of other work between two steps over the running rows, as a multiple of the time of a step.
+WAIT_STEPS = 4
+NEWEST_SHARE = 0.25  # weight of the newest duration in a moving average
 EXTRA_STEPS = 3  # extra steps for small calls, per 16 running rows
 # Time of extra steps for callers with one row, as a multiple of that of a step over all rows.
 CALLER_TIME = 2
@@ -108,6 +112,13 @@ class Engine:
         self._arrived: deque[ActiveRequest] = deque()
         self._cancelled: deque[ActiveRequest] = deque()
         self._is_terminated = False
+        self._step_s = 0.0  # moving average of the duration of a step over all rows, with its extra steps
+        self._token_s = 0.0  # the same for a token of an encoder batch, padding included
+
+    @property
+    def max_wait_s(self) -> float:
+        """Longest time that other work should take before the next step of the running rows."""
+        return WAIT_STEPS * max(ALONE_S, self._step_s) if len(self._rows) else math.inf
 
     @property
     def num_running(self) -> int:
@@ -151,17 +162,18 @@ class Engine:
         if not active.has_ended:
             self._cancelled.append(active)
 
-    def step(self) -> None:
+    def step(self, limit_s: float = math.inf) -> None:
         """Run one iteration. Raises `RuntimeFailedError`.
 
         It drops cancelled and expired requests, encodes one batch or reads chunks of prompts, and
         steps all running rows. Small calls may get extra decoder steps, see `_run_extra_steps`.
+        The batch takes about `limit_s` at most, but has at least one sequence.
         """
         self._accept_arrivals()
         self._drop_expired(self._clock())
         batch: list[ActiveRequest] = []
         if self._waiting:
-            next_ids = self._scheduler.next_batch(self._rows.num_free, self._rows.counts())
+            next_ids = self._scheduler.next_batch(self._rows.num_free, self._rows.counts(), self._tokens_in(limit_s))
             batch = [self._waiting[id_] for id_ in next_ids]
         if batch:
             self._run(batch, started=self._clock())
@@ -174,6 +186,7 @@ class Engine:
             started = self._clock()
             self._decode_all()
             self._run_extra_steps(self._clock() - started)
+            self._step_s = _moved(self._step_s, self._clock() - started)
         self.throughput.on_turn(len(batch) + num_rows, self._clock(), is_saturated=len(self._scheduler) > 0)
 
     def terminate(self) -> None:
@@ -272,16 +285,25 @@ class Engine:
         active.encode_ended = self._clock()
         self._finish(active, Compared(cosines, active.timings(active.encode_ended)))
 
+    def _tokens_in(self, seconds: float) -> float:
+        """Return how many tokens of an encoder batch take this time; 0 until it is known."""
+        if seconds == math.inf or self._manifest.is_decoder_only:  # a prompt waits for no others of a batch
+            return math.inf
+        return seconds / self._token_s if self._token_s else 0.0
+
     def _encode_batch(self, batch: Sequence[ActiveRequest]) -> None:
         """Encode a batch and admit its generations; if that fails, encode each request alone, so
         that one request cannot fail another.
         """
+        started = self._clock()
         succeeded = self._try_to_encode(batch)
         if not succeeded and len(batch) > 1:
             alone = [self._try_to_encode([active]) for active in batch]
             succeeded = any(alone)
         if succeeded:
             self._failures.on_success("encoder")
+            longest = max(len(active.source_request.source_ids) for active in batch)
+            self._token_s = _moved(self._token_s, (self._clock() - started) / (len(batch) * longest))
         else:
             self._note_failure("encoder", batch[0])
 
@@ -678,3 +700,8 @@ class Engine:
             listener(*arguments)
         except Exception:
             logger.exception("a listener of the engine failed")
+
+
+def _moved(average: float, newest: float) -> float:
+    """Return a moving average with its next value, which is the first one if there is none."""
+    return average + NEWEST_SHARE * (newest - average) if average else newest

@@ -14,6 +14,7 @@ from typing import Any
 
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.request import Event, Failed, FailureCode, Request, TokenEvent
+from sightline.service.engine.scheduler import Turns
 from sightline.service.runtime.state_memory import trim_heap
 from sightline.service.runtime.thread_counts import Activity
 
@@ -79,6 +80,7 @@ class Worker:
         self._stepped: tuple[str, Engine] | None = None  # the model whose step runs, with its engine
         self._commands: deque[Callable[[], None]] = deque()  # run by the engine thread between two steps
         # Used by the engine thread only
+        self._turns = Turns()
         self._release_at: dict[str, float] = {}  # earliest next release of models that ran since the last one
 
     def start(self) -> None:
@@ -231,7 +233,7 @@ class Worker:
         try:
             while self._wait_for_work():
                 self._run_commands()
-                self._step_all()
+                self._step_next()
                 self._release_memory()
         except BaseException:
             logger.exception("the engine thread died")
@@ -247,18 +249,21 @@ class Worker:
             self._commands.popleft()()
             self._step_started = None
 
-    def _step_all(self) -> None:
-        """Run a step of each engine that has work.
+    def _step_next(self) -> None:
+        """Run a step of the engine whose turn it is; it is limited while rows of others wait.
 
         This is a method, because its local variables must not keep an engine that is removed.
         """
-        for name, engine in self._engines.items():
-            if engine.has_work:
-                if name not in self._release_at:
-                    self._release_at[name] = time.monotonic() + RELEASE_INTERVAL_S
-                self._stepped = name, engine
-                self._step(engine)
-                self._stepped = None
+        working = {name: engine for name, engine in self._engines.items() if engine.has_work}
+        if not working:
+            return
+        waits = {name: engine.max_wait_s for name, engine in working.items()}
+        name, limit_s = self._turns.next(waits, time.monotonic())
+        self._release_at.setdefault(name, time.monotonic() + RELEASE_INTERVAL_S)
+        self._stepped = name, working[name]
+        self._step(working[name], limit_s)
+        self._stepped = None
+        self._turns.end(time.monotonic())
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is work or memory to release; return False to end the thread."""
@@ -289,10 +294,10 @@ class Worker:
         trim_heap()
         self._step_started = None
 
-    def _step(self, engine: Engine) -> None:
+    def _step(self, engine: Engine, limit_s: float) -> None:
         self._step_started = time.monotonic()
         try:
-            engine.step()
+            engine.step(limit_s)
         finally:
             self._step_started = None
             # Deliver all events of a step in one call, because waking the event loop is expensive.

@@ -5,8 +5,11 @@ import math
 import mmap
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
+from glob import glob
+from pathlib import Path
 from struct import calcsize
 from typing import Any
 
@@ -98,6 +101,18 @@ def threads_alone(num_bytes: int, cores: int) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
+def waits_of_threads() -> dict[str, float]:
+    """Return the time in seconds that each thread of this process has waited for a processor.
+
+    It is empty on a system without these times.
+    """
+    waits: dict[str, float] = {}
+    for path in glob("/proc/self/task/*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            waits[path] = int(Path(path).read_bytes().split()[1]) / 1e9
+    return waits
+
+
 def tune_threads(
     name: str,
     load: Callable[[int], None],
@@ -127,15 +142,26 @@ def tune_threads(
     return threads
 
 
-def shortest_run(run: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+def shortest_run(
+    run: Callable[[], Any],
+    clock: Callable[[], float] = time.perf_counter,
+    waits: Callable[[], Mapping[str, float]] = waits_of_threads,
+) -> float:
     """Return the duration of the fastest of several runs in seconds, after one warm-up run.
 
-    The fastest run is the one least affected by other work on the machine.
+    The fastest run is the one least affected by other work on the machine. A program that uses a
+    processor all the time affects each of them, so the longest time that a thread of this process
+    waited for a processor does not count. It is at most half of the run: the time of a thread that
+    began to wait earlier says nothing about the run.
     """
     run()
     times: list[float] = []
-    while len(times) < MIN_RUNS or sum(times) < MEASURED_S:
-        started = clock()
+    seconds = 0.0
+    while len(times) < MIN_RUNS or seconds < MEASURED_S:
+        before, started = waits(), clock()
         run()
-        times.append(clock() - started)
+        elapsed = clock() - started
+        waited = max((after - before.get(thread, after) for thread, after in waits().items()), default=0.0)
+        times.append(elapsed - min(waited, elapsed / 2))
+        seconds += elapsed
     return min(times)

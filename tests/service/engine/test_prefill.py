@@ -133,6 +133,7 @@ def test_samples_of_one_prompt_share_its_prefill(manifest: Manifest) -> None:
     harness = runner.harness
     samples = [harness.submit(request(source, parameters=SAMPLED, seed=seed)) for seed in range(4)]
     search = harness.submit(request(source, parameters=BEAMS))
+    harness.engine.step(limit_s=0.001)  # a limit of batches, not of prompts
     harness.run()
     assert runner.prefilled == list(source[:-1])
     for active in (*samples, search):

@@ -1,8 +1,9 @@
+import math
 import random
 
 import pytest
 
-from sightline.service.engine.scheduler import RowCounts, Scheduler, WaitingSequence, _Queue
+from sightline.service.engine.scheduler import ROWS_WEIGHT, RowCounts, Scheduler, Turns, WaitingSequence, _Queue
 
 
 def waiting(
@@ -60,6 +61,11 @@ def test_a_batch_stays_within_the_padded_tokens() -> None:
     scheduler = scheduler_of(*(waiting(i, 10) for i in range(5)), max_batch_tokens=30)
     assert scheduler.next_batch(9, held()) == [0, 1, 2]
     assert scheduler.next_batch(9, held()) == [3, 4]
+
+
+def test_a_batch_is_smaller_if_fewer_tokens_are_permitted_and_never_empty() -> None:
+    scheduler = scheduler_of(*(waiting(i, 10) for i in range(9)), max_batch_tokens=30)
+    assert [len(scheduler.next_batch(9, held(), most)) for most in (0, 9, 29.5, 40)] == [1, 1, 2, 3]
 
 
 def test_the_oldest_request_is_batched_with_those_of_similar_length() -> None:
@@ -268,3 +274,49 @@ def test_the_fair_order_is_that_of_a_search_through_all_calls(seed: int) -> None
             queue.take(draw.choice(list(queue.heads())))
         elif draw.random() < 0.1:
             queue.remove(draw.choice(list(queue)).id)
+
+
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        ({"a": (7.0, math.inf), "b": (0.5, math.inf)}, 1.0),
+        ({"a": (7.0, 28.0), "b": (0.5, 20.0)}, 1.0),
+        ({"a": (0.4, math.inf), "b": (1.0, 4.0)}, ROWS_WEIGHT),
+        ({"a": (9.0, math.inf), "b": (1.0, 4.0)}, ROWS_WEIGHT),
+        # No model starves beside several whose rows have always waited too long.
+        ({"a": (1.0, math.inf), **dict.fromkeys("bcdefg", (2.0, 8.0))}, ROWS_WEIGHT),
+    ],
+)
+def test_models_share_the_time_whatever_a_turn_takes(models: dict[str, tuple[float, float]], expected: float) -> None:
+    """Each model has the duration of its turns and the longest time that its rows should wait."""
+    turns, now, used = Turns(), 0.0, dict.fromkeys(models, 0.0)
+    while now < 1000.0:
+        model, limit = turns.next({name: wait for name, (_, wait) in models.items()}, now)
+        seconds, wait = models[model]
+        if wait == math.inf > limit:  # a model without rows uses the time that it may
+            seconds *= max(1, limit // seconds)
+        now += seconds
+        turns.end(now)
+        used[model] += seconds
+    assert used["a"] / used["b"] == pytest.approx(expected, rel=0.15)
+
+
+def test_rows_whose_own_turn_was_long_do_not_wait_until_others_had_as_much_time() -> None:
+    turns = Turns()
+    assert turns.next({"rows": math.inf, "encoder": math.inf}, 0.0)[0] == "rows"
+    now, order = 6.0, list[str]()  # after the chunk of a prompt, whose row runs from now on
+    for _ in range(9):
+        turns.end(now)
+        model, _ = turns.next({"rows": 4.0, "encoder": math.inf}, now)
+        order.append(model)
+        now += 1.0 if model == "rows" else 3.0
+    assert order[:4] == ["encoder", "rows", "encoder", "rows"]  # not the encoder twice
+    assert order.count("encoder") == 4  # its time comes later
+
+
+def test_a_model_that_had_no_work_gets_no_compensation() -> None:
+    turns, order = Turns(), list[str]()
+    for now, models in enumerate(["a"] * 100 + ["ab"] * 6):
+        order.append(turns.next(dict.fromkeys(models, math.inf), now)[0])
+        turns.end(now + 1)
+    assert sorted(order[-6:]) == ["a"] * 3 + ["b"] * 3

@@ -1,12 +1,15 @@
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from sightline.service.engine.engine import Engine
+from sightline.service.engine.engine import WAIT_STEPS, Engine
 from sightline.service.engine.request import (
     Cancelled,
     Encoded,
@@ -20,9 +23,10 @@ from sightline.service.engine.request import (
 )
 from sightline.service.engine.worker import Worker
 from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.runner import Array, Int64
 from sightline.service.runtime.thread_counts import Activity
 from tests.service.conftest import until
-from tests.service.engine.conftest import ids_of
+from tests.service.engine.conftest import ids_of, run_alone
 from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
 
 pytestmark = pytest.mark.anyio
@@ -284,6 +288,53 @@ async def test_a_failing_runner_call_does_not_kill_the_thread() -> None:
         assert await submit(worker, "m0", request((40,))).result() == Failed("internal")
         assert isinstance(await submit(worker, "m0", request()).result(), Generated)
         assert worker.is_alive
+
+
+class Clocked(FakeRunner):
+    """A runner whose steps take 0.1 s, and its encoder batches 0.01 s for each token."""
+
+    now = 0.0
+
+    def __init__(self, runs: list[tuple[int, float]]) -> None:
+        super().__init__(fake_manifest(), 4)
+        self._runs = runs  # size of each encoder batch, 0 for steps, with the time of its end
+
+    def run_encoder(self, source_ids: Int64, *arguments: Any) -> Mapping[str, Array]:
+        Clocked.now += 0.01 * source_ids.size
+        self._runs.append((len(source_ids), Clocked.now))
+        return super().run_encoder(source_ids, *arguments)
+
+    def step(self, *arguments: Any, **options: Any) -> Mapping[str, Array]:
+        Clocked.now += 0.1
+        self._runs.append((0, Clocked.now))
+        return super().step(*arguments, **options)
+
+
+@pytest.mark.parametrize("is_one_model", [False, True])
+async def test_batches_are_small_while_rows_wait_and_large_again_afterwards(
+    monkeypatch: pytest.MonkeyPatch, is_one_model: bool
+) -> None:
+    clock, runs = SimpleNamespace(monotonic=lambda: Clocked.now), list[tuple[int, float]]()
+    monkeypatch.setattr("sightline.service.engine.worker.time", clock)
+    engines = [Engine(Clocked(runs), clock.monotonic, max_batch_tokens=160) for _ in range(2)]
+    worker = Worker({"m0": engines[0], "m1": engines[not is_one_model]})
+    generation = submit(worker, "m1", request(parameters=LONG))
+    sources = [tuple(range(3 + n % 7, 11 + n % 7)) for n in range(140)]
+    encodes = [submit(worker, "m0", EncodeRequest(str(n), source, FAR)) for n, source in enumerate(sources)]
+    worker.start()
+    final = await generation.result()
+    assert isinstance(final, Generated)
+    assert final.targets == run_alone(request(parameters=LONG), fake_manifest()).targets
+    for encode, source in zip(encodes, sources, strict=True):
+        encoded = await encode.result()
+        assert isinstance(encoded, Encoded)
+        np.testing.assert_array_equal(encoded.hidden, np.outer(source, [1, 2, 3, 4]))
+    await worker.stop(timeout_s=5)
+    steps = [now for size, now in runs if not size]
+    assert max(later - earlier for earlier, later in pairwise(steps)) <= 0.1 * (WAIT_STEPS + 1) + 1e-6
+    during = [size for size, now in runs if size and steps[0] < now < steps[-1]]
+    assert 1 < max(during) <= 10 * WAIT_STEPS // 8  # tokens in the time of these steps
+    assert [size for size, now in runs if now > steps[-1]][:2] == [20, 20]
 
 
 class Endless(FakeRunner):

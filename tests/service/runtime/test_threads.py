@@ -1,5 +1,6 @@
 """Number of threads of a graph, with given durations and with real graphs."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from sightline.service.runtime.thread_counts import (
     shortest_run,
     threads_alone,
     tune_threads,
+    waits_of_threads,
 )
 from tests.equality.neighbours import assert_same_bits, draw, run_rows
 
@@ -50,8 +52,21 @@ def test_a_disturbance_of_some_measurements_does_not_change_the_choice() -> None
 def test_the_shortest_of_several_runs_counts_and_the_first_does_not() -> None:
     times = iter([0.0, 0.007, 1.0, 1.003, 2.0, 2.001, 3.0, 3.004, 4.0, 4.1])
     runs: list[None] = []
-    assert shortest_run(lambda: runs.append(None), lambda: next(times)) == pytest.approx(0.001)
+    assert shortest_run(lambda: runs.append(None), lambda: next(times), dict) == pytest.approx(0.001)
     assert len(runs) == 6
+
+
+@pytest.mark.parametrize(("waited", "expected"), [(0.04, 0.06), (9.0, 0.05)])  # at most half of the run
+def test_the_longest_time_that_a_thread_waited_does_not_count(waited: float, expected: float) -> None:
+    """Regression: a program that kept one of two processors busy made two threads look slow."""
+    times = (clock for run in range(5) for clock in (run, run + 0.1))
+    waits = iter([{"a": 7.0, "b": 0.0}, {"a": 7.01, "b": waited, "new": 5.0}] * 5)
+    assert shortest_run(lambda: None, lambda: next(times), lambda: next(waits)) == pytest.approx(expected)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not measure it")
+def test_the_time_that_a_thread_waits_is_read() -> None:
+    assert waits_of_threads()[f"/proc/self/task/{threading.get_native_id()}/schedstat"] >= 0.0
 
 
 def test_a_runner_has_the_same_bits_after_it_has_chosen_its_threads(
