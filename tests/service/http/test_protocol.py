@@ -555,7 +555,14 @@ def made_protocol(transport: Mock, client_timeout_s: float) -> GuardedProtocol:
     config.load()
     settings = Settings(client_timeout_s=client_timeout_s)
     protocol = GuardedProtocol(
-        config, ServerState(), {}, settings=settings, connections=Mock(), bodies=Mock(), on_rejection=Mock()
+        config,
+        ServerState(),
+        {},
+        settings=settings,
+        connections=Mock(),
+        bodies=Mock(),
+        on_rejection=Mock(),
+        early=Mock(),
     )
     protocol.connection_made(transport)
     return protocol
