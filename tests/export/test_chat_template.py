@@ -42,6 +42,7 @@ def test_the_digest_is_that_of_the_prompts(monkeypatch: pytest.MonkeyPatch) -> N
     ("text", "reason"),
     [
         ("{% for m in messages", "not valid Jinja"),
+        ("\ud800" + MESSAGES, "not valid Jinja: 'utf-8' codec can't encode"),
         ("{{ raise_exception('never') }}", "it ends with the error 'never'"),
         ("{{ functions | tojson }}" + MESSAGES, "cannot be rendered: Object of type Undefined is not JSON"),
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "cannot be rendered"),

@@ -102,7 +102,7 @@ class JinjaTemplate:
             "namespace": _namespace,
             "dict": lambda *args, **values: dict(*args, **values),
         }
-        del environment.globals["lipsum"]  # random text
+        del environment.globals["lipsum"], environment.filters["random"]
         # One power or product of large numbers can take hours, in which no step ends.
         del environment.filters["round"]  # it computes powers
         environment.intercepted_binops = frozenset(["**", "*"])
@@ -113,6 +113,7 @@ class JinjaTemplate:
         if len(text) > MAX_CHARACTERS:
             raise TemplateLimitError(f"it has {len(text)} characters, and at most {MAX_CHARACTERS} are supported")
         try:
+            text.encode()  # a text with half a character cannot be in a manifest
             program = environment.parse(_GENERATION.sub(r"\1\2with\3", text))
             self.literals |= {node.value for node in program.find_all(nodes.Const) if isinstance(node.value, str)}
             self.fields |= {node.attr for node in program.find_all(nodes.Getattr)}

@@ -1,10 +1,13 @@
 """Chat completions of OpenAI, in process, over the fake model: prompts and replies."""
 
+import threading
 from typing import Any
 
 import pytest
 
 from sightline.base.bundle import ChatTemplate
+from sightline.base.text.chat import ChatFormatter
+from sightline.base.text.prompt import Dialogue, Prompt
 from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, Running, Start, generate
 from tests.support.dialogues import in_turn
@@ -69,6 +72,20 @@ async def test_a_final_message_of_the_assistant_is_continued(chat: Running, toke
     ids = tokenizer.encode("U: a dog\nB: Hund", add_special_tokens=False)
     own = await chat.result("/v1/completions", {"prompt": ids, "max_tokens": 12})
     assert response["choices"][0]["message"]["content"] == own["choices"][0]["text"]
+
+
+async def test_many_messages_are_formatted_in_another_thread(chat: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, prompt = list[int](), ChatFormatter.prompt
+
+    def recorded(formatter: ChatFormatter, dialogue: Dialogue) -> Prompt:
+        threads.append(threading.get_ident())
+        return prompt(formatter, dialogue)
+
+    monkeypatch.setattr(ChatFormatter, "prompt", recorded)
+    await converse(chat, HELLO, max_tokens=1)
+    response = await chat.post("/v1/chat/completions", {"messages": in_turn(*["x"] * 201)})
+    assert response.json()["error"]["code"] == "input_too_long"
+    assert threads[0] == threading.get_ident() != threads[1]
 
 
 async def test_parts_are_joined_and_a_reply_can_be_sent_back_unchanged(chat: Running) -> None:
