@@ -324,9 +324,13 @@ class _GraphRewriter:
         added, x = _NodeBuilder(product.node.name), product.node.input[0]
         axis = self._add_small("rows.axis", np.array([-1]))
         smallest_range = self._add_small("rows.smallest_range", np.float32(SMALLEST_RANGE))
-        largest = added.add("Max", added.add("ReduceMax", x, axis, keepdims=1), smallest_range)
+        extremes = [added.add(op, x, axis, keepdims=1) for op in ("ReduceMax", "ReduceMin")]
+        if product.output in PROJECTIONS:  # of no rows for prompts, whose last axis ONNX Runtime does not reduce
+            bounds = [self._add_small(f"rows.{number}", np.array([number])) for number in (0, 1)]
+            extremes = [added.add("Slice", values, *bounds, axis) for values in extremes]
+        largest = added.add("Max", extremes[0], smallest_range)
         no_range = self._add_small("rows.zero", np.float32(0))
-        smallest = added.add("Min", added.add("ReduceMin", x, axis, keepdims=1), no_range)
+        smallest = added.add("Min", extremes[1], no_range)
         fraction = self._add_small("rows.fraction", np.float32(1 / LEVELS))
         step = added.add("Mul", added.add("Sub", largest, smallest), fraction)
         zero = added.add("Round", added.add("Div", smallest, step))  # from -255 to 0

@@ -14,6 +14,7 @@ import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
 import httptools
@@ -29,7 +30,7 @@ from sightline.service.settings import Settings
 MAX_HEAD_BYTES = 32 * 1024  # includes the trailers of a body
 MAX_UNSENT_BYTES = 64 * 1024  # unsent bytes that the kernel buffers
 MAX_UNCOUNTED_BYTES = 16 * 1024  # a body that arrives at once is read in the next loop iteration
-LINGER_S = 1.0
+LINGER_S = 1.0  # a client that gets an error reads it, or sends more, within this time
 READER_CHECKS = 50  # checks of a reader's progress within its timeout
 MAX_PIPELINED = 32  # requests of a connection that wait for earlier responses
 
@@ -114,7 +115,8 @@ class GuardedProtocol(HttpToolsProtocol):
       because too many arrive at once, `receive_body` raises the error in its route.
     - Errors are sent after the responses to earlier requests; then the connection is closed.
     - Pipelining: at most `MAX_PIPELINED` requests are read. The connection is closed after their
-      responses; the reset can overtake the last of them.
+      responses.
+    - Close: if a request is still arriving, the rest of it is read and discarded (see `_linger`).
     - Response: if the client reads nothing for `client_timeout_s`, the connection is aborted, even
       if it was already closed. Clients acknowledge in steps of up to 200 kB, so a client that
       reads less than this within the timeout may be cut off too.
@@ -149,8 +151,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_body = False
         self._is_rejected = False  # further data is ignored
         self._is_lingering = False
+        self._linger_until = 0.0  # latest end, on the loop's clock
         self._rejection: ApiError | None = None  # sent after the responses to earlier requests
         self._unparsed_bytes = 0  # bytes of an incomplete head or chunk header
+        self._cycle_transport: Any = None  # transport of the cycles
         self._exchange: Any = None  # exchange of the newest request
         self._earlier: deque[Any] = deque()  # earlier cycles that may still be running
         self._unread = 0  # last value of `num_unread`
@@ -178,6 +182,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._address = address
         # Otherwise the kernel buffers megabytes, which hides a slow reader for a long time.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
+        # A cycle closes its transport after the last response, even if a body is still arriving.
+        self._cycle_transport = SimpleNamespace(
+            write=transport.write, is_closing=transport.is_closing, close=self._close_after_response
+        )
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -197,10 +205,14 @@ class GuardedProtocol(HttpToolsProtocol):
                     cycle.scope[EXCHANGE].lose(self._lost_code)
                 cycle.disconnected = True
                 cycle.message_event.set()
+        if self._cycle_transport is not None:
+            self._cycle_transport.close = self.transport.close  # no reference to this object
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._is_rejected:
+            if self._is_lingering:
+                self._linger_longer()
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
@@ -275,6 +287,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.headers = []  # will hold the trailers, which are not used
         # The application's task exists, but starts only after this callback has returned.
+        self.cycle.transport = self._cycle_transport
         self._exchange = Exchange(self._bodies, self.cycle, self._break_off, has_turn=not self._earlier)
         scope: Any = self.cycle.scope
         scope[EXCHANGE] = self._exchange
@@ -319,7 +332,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _on_late_body(self) -> None:
         self._read_timer = None
         if self.cycle.response_complete:
-            self._close()
+            self._linger()
 
     def _stop_reading_timer(self) -> None:
         if self._read_timer is not None:
@@ -336,7 +349,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._rejection = error
             self._send_rejection()
         elif self.cycle.response_complete:
-            self._close()
+            self._linger()
         else:
             self.cycle.keep_alive = False
             self._exchange.reject(error)
@@ -352,18 +365,31 @@ class GuardedProtocol(HttpToolsProtocol):
             self._rejection = None
             self._linger()
 
+    def _close_after_response(self) -> None:
+        """Close the connection after the last response, once the client can read it."""
+        if self._is_in_body or self._is_rejected or self.pipeline:
+            self._linger()
+        else:
+            self._close()
+
     def _linger(self) -> None:
-        """Close the connection after `LINGER_S`, so that the client can read the response.
+        """Close the connection once its client closes it or pauses, so that it gets the response.
 
         If received data is unread at close, the kernel resets the connection, and the reset can
         overtake the response.
         """
-        self._is_lingering = True
+        self._is_rejected = self._is_lingering = True
         self._connections.num_lingering += 1
         self.transport.write_eof()
         self.flow.resume_reading()
         self._unset_keepalive_if_required()
-        self._read_timer = self.loop.call_later(LINGER_S, self._close)
+        self._linger_until = self.loop.time() + self._settings.client_timeout_s
+        self._linger_longer()
+
+    def _linger_longer(self) -> None:
+        self._stop_reading_timer()
+        delay = min(LINGER_S, self._linger_until - self.loop.time())
+        self._read_timer = self.loop.call_later(max(0.0, delay), self._close)
 
     # Writing
 
@@ -379,6 +405,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def on_response_complete(self) -> None:
+        if self._is_lingering:  # no further request is read
+            return
         super().on_response_complete()
         if self._rejection is not None:
             self._send_rejection()
@@ -390,8 +418,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def shutdown(self) -> None:
-        super().shutdown()
-        self._watch_closing()
+        if self._is_in_body and self.cycle.response_complete:
+            self._linger()
+        elif not self._is_lingering:
+            super().shutdown()
+            self._watch_closing()
 
     def _break_off(self, cycle: Any) -> None:
         """Close the connection after an incomplete response, which uvicorn does not log."""

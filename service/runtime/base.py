@@ -191,9 +191,6 @@ class SessionRunner(ABC):
         self._tokens_per_step = 1 if manifest.is_decoder_only else None
         self._map_names = {name for maps in manifest.attention for name in maps.outputs}
         self._options = run_options()
-        # A prefill without scores skips the projection to the vocabulary.
-        self._only_requested = run_options()
-        self._only_requested.only_execute_path_to_fetches = True
 
     def choose_threads(self, folder: Path, plan: ThreadPlan) -> None:
         """Set the number of threads of encoder and decoder; results do not change."""
@@ -333,7 +330,7 @@ class SessionRunner(ABC):
         return arrays
 
     def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
-        return self._prefill(row, token_ids, length, outputs, self._only_requested)
+        return self._prefill(row, token_ids, length, outputs, self._options)
 
     def _prefill(
         self, row: int, token_ids: Int64, length: int, outputs: Sequence[str], options: Any
@@ -385,8 +382,7 @@ class SessionRunner(ABC):
             group.release_memory()
 
     def terminate(self) -> None:
-        for options in (self._options, self._only_requested):
-            options.terminate = True
+        self._options.terminate = True
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Run each graph with its smallest shapes and with large shapes."""

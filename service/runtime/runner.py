@@ -95,8 +95,8 @@ class Runner(Protocol):
 
         The row has processed `length` tokens before. A call that raises can be repeated with the
         same arguments and the same results. `outputs` names outputs of the decoder graph, without
-        states. The results have no batch axis: `hidden` (S, M), attention maps (H, L, S, columns),
-        scores of the last token (V,) or (K,). The caller may keep them.
+        states and scores. The results have no batch axis: `hidden` (S, M), attention maps (H, L, S,
+        columns). The caller may keep them.
 
         Raises `FloatingPointError` if a new value of a state is NaN or infinite.
         """

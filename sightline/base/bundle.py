@@ -94,8 +94,8 @@ class Graph(_Part):
     The decoder graph of a decoder-only model also computes prompts. It takes `token_ids` (B, S)
     int64, `lengths` (B,) int32 (number of tokens in the cache of each row) and the states. It is
     called with one token for each row, or with several tokens of one row. It returns `hidden` (B,
-    S, M) after the final normalization, the scores of the last token as above, the updated states,
-    and attention maps.
+    S, M) after the final normalization, the updated states, attention maps, and the scores of the
+    next token as above; these have no rows if a row has several tokens.
 
     The `similar` graph reads `token_ids` (N,) int64 and returns `cosines` (N, V). The `predict`
     graph reads rows of `hidden` (N, M) and returns the `logits` (N, V) of the tokens there.
