@@ -286,7 +286,8 @@ class ChatFormatter:
 
         def render(messages: Sequence[Mapping[str, Any]]) -> str:
             ends = {"reply": not dialogue.continues, "continues": dialogue.continues}
-            return self._template.render(hide(list(messages)), tools=hide(dialogue.tools), **ends)
+            hidden = [{**hide(message), "role": message["role"]} for message in messages]
+            return self._template.render(hidden, tools=hide(dialogue.tools), **ends)
 
         try:
             text = render(dialogue.messages)

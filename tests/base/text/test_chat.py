@@ -249,6 +249,15 @@ def test_the_time_of_a_program_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
         template.render(in_turn("x"))
 
 
+def test_roles_are_read_even_if_they_are_names_of_special_tokens() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(["user", "content"])
+    format_ = ChatFormatter(ChatTemplate(program=TEMPLATES["tools as JSON"]), TextTokenizer(tokenizer))
+    start, role, text = format_.prompt(Dialogue(in_turn("a user content"))).parts
+    assert (start, text) == ("<|im_start|>", "\na user content<|im_end|>\n<|im_start|>assistant\n")
+    assert role == tokenizer.token_to_id("user")
+
+
 def test_keys_cannot_become_special_tokens() -> None:
     program = "{% for key, value in tools[0].items() %}{{ key }}{{ value }}{% endfor %}"
     tokenizer = TextTokenizer(special_tokenizer("byte level"))
