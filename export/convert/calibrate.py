@@ -24,24 +24,22 @@ def measure_ranges(
     """Measure the largest magnitudes of each activation that is multiplied by a constant matrix.
 
     The float32 bundle encodes one source at a time, and greedily decodes it if it generates text.
-    Without new tokens, the input of the projection to the vocabulary is not measured.
 
     Returns:
         The largest magnitude of each channel, by graph ("encoder" or "step") and name of the
         activation, for each of the two graphs that the bundle has.
     """
-    encoder, step = dict[str, Floats](), dict[str, Floats]()
+    ranges: dict[str, dict[str, Floats]] = {"encoder": {}, "step": {}}
     with tempfile.TemporaryDirectory() as scratch:
         sessions = _measuring(folder, manifest, Path(scratch))
         if manifest.decoder is None:
             for source in sources:
-                _update_ranges(encoder, encode(sessions, [source]))
-            return {"encoder": encoder}
+                _update_ranges(ranges["encoder"], encode(sessions, [source]))
+            return {"encoder": ranges["encoder"]}
         decoder = onnx.load_model(folder / manifest.decoder.file, load_external_data=False)
-        projected = projection_input(decoder.graph) if max_new_tokens else ""
         for source in sources:
-            _translate(sessions, source, encoder, step, projected, max_new_tokens)
-    return {"step": step} if manifest.encoder is None else {"encoder": encoder, "step": step}
+            _translate(sessions, source, ranges, projection_input(decoder.graph), max_new_tokens)
+    return {"step": ranges["step"]} if manifest.encoder is None else ranges
 
 
 def _measuring(folder: Path, manifest: Manifest, scratch: Path) -> Sessions:
@@ -71,12 +69,7 @@ def _with_outputs(path: Path, described: Graph) -> Graph:
 
 
 def _translate(
-    sessions: Sessions,
-    source: Sequence[int],
-    encoder: dict[str, Floats],
-    step: dict[str, Floats],
-    projected: str,
-    max_new_tokens: int,
+    sessions: Sessions, source: Sequence[int], ranges: dict[str, dict[str, Floats]], projected: str, max_new_tokens: int
 ) -> None:
     """Generate from one source and update the ranges.
 
@@ -89,11 +82,11 @@ def _translate(
     # The service does not project prompts to the vocabulary.
     of_layers = [name for name in measured if name != LARGEST + projected]
     encoded, states = read_sources(sessions, [source], positions, of_layers)
-    _update_ranges(step if manifest.is_decoder_only else encoder, encoded)
+    _update_ranges(ranges["step" if manifest.is_decoder_only else "encoder"], encoded)
     outputs_to_fetch = ["top_ids", *measured]
     for length in range(len(filled), positions):
         outputs = run_step(sessions, states, [token_id], [length], [len(source)], outputs_to_fetch)
-        _update_ranges(step, outputs)
+        _update_ranges(ranges["step"], outputs)
         token_id = int(outputs["top_ids"][0, 0])
         if token_id in manifest.tokens.end_ids:
             break

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from sightline.base.bundle import BundleError, Manifest, Quality, Quantization, QuantScheme, TextQuality
+from sightline.base.bundle import BundleError, Manifest, Quality, Quantization, TextQuality
 from sightline.base.bundle_files import read_bundle, read_manifest, record_files, write_manifest
 from sightline.base.errors import UsageError
 from sightline.export.check.sessions import Sessions, open_sessions
@@ -29,9 +29,6 @@ from sightline.export.import_errors import VerificationError
 from sightline.export.options import BundleMetadata, QuantizationRecipe
 from sightline.export.writing import ROWS, WEIGHTS, clear_disk_errors, graph_entry, replacing
 from sightline.model.data.tokenizer_training import read_tokenizer
-
-# Default of the layers of a decoder-only model with 8 bits: the first that does not lose too much.
-DECODER_ONLY_SCHEMES: tuple[QuantScheme, ...] = ("per-token", "group-wise")
 
 Text = ParallelText | PlainText
 Rewrite = Callable[[Sequence[onnx.ModelProto], Path, WeightFile], list[onnx.ModelProto]]
@@ -65,10 +62,9 @@ def quantize_bundle(
         ValueError: a sentence is too long, a name is not valid, or calibration is missing.
     """
     if recipe.layers is None and recipe.bits == 8 and read_manifest(source).is_decoder_only:
-        per_token, group_wise = (replace(recipe, layers=scheme) for scheme in DECODER_ONLY_SCHEMES)
+        per_token = replace(recipe, layers="per-token")
         with suppress(VerificationError):
             return quantize_bundle(source, bundle, per_token, text, calibration=calibration, name=name)
-        return quantize_bundle(source, bundle, group_wise, text, force, calibration, name)
     is_static = "per-tensor" in recipe.schemes.values()
     if is_static and not calibration:
         raise UsageError("the scheme per-tensor needs calibration sentences; name a file with --calibration")

@@ -5,37 +5,27 @@ of all others. Such a channel is divided by a factor, and the weights that it is
 multiplied by it. The division needs no node if the activation comes from one of these:
 
 - a normalization: its weight and bias are divided;
-- a gated feed-forward layer, or one with ReLU: the columns of the layer before are divided, because
-  neither the product with the gate nor ReLU changes the factor;
 - attention: the columns of the values are divided, with one factor for all heads that share them.
+
+The last product of a feed-forward layer is not smoothed. Few tokens have large values there, in
+channels of their own, and even smoothed, half of the loss would come from this product.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import NodeProto
 
 from sightline.export.convert.products import Product, products
 
 Floats = NDArray[np.float32]
+Factors = Mapping[str, Floats]  # by which constants are multiplied, by name
 
 EXPONENT = 0.5  # of the largest activation of a channel; that of its largest weight is 1 - EXPONENT
 SMALLEST = np.float32(1e-5)  # of both; padding of a head has neither
-
-# The number by which each element of a constant is multiplied, by its name.
-Factors = Mapping[str, Floats]
-
-
-@dataclass(frozen=True)
-class _Divided:
-    """Constants whose last axis holds the channels of an activation, and can be divided."""
-
-    names: Sequence[str]
-    first: int = 0  # index of the first channel in the last axis
-    groups: tuple[int, int] = (1, 1)  # heads, and number of times that the activation repeats each
 
 
 def smoothing_factors(
@@ -47,76 +37,56 @@ def smoothing_factors(
         ranges: largest magnitude of each channel of the activations.
         read: returns a constant.
     """
-    search, factors, smoothed, one = _Search(graph), dict[str, Floats](), set[str](), np.ones(1, np.float32)
+    num_readers = Counter([name for node in graph.node for name in node.input] + [value.name for value in graph.output])
+    producers = {output: node for node in graph.node for output in node.output}
+    by_output = {product.output: product for product in products(graph)}
+    factors, smoothed, one = dict[str, Floats](), set[str](), np.ones(1, np.float32)
     for x, largest in ranges.items():
-        readers = search.products_of(x)
-        divided = search.divided(x, largest.size) if readers and largest.any() else None
-        if divided is None:
+        matrices = [product.weight for product in by_output.values() if product.node.input[0] == x]
+        divided = _divided(x, largest.size, producers, by_output, num_readers)
+        if divided is None or len(matrices) < num_readers[x] or not largest.any():
             continue
-        heads, repeats = divided.groups
-        weights = np.max([np.abs(read(product.weight)).max(axis=1) for product in readers], axis=0)
+        names, first, heads, repeats = divided
+        weights = np.max([np.abs(read(name)).max(axis=1) for name in matrices], axis=0)
         activations, weights = (
             np.maximum(values.reshape(heads, repeats, -1).max(axis=1), SMALLEST) for values in (largest, weights)
         )
         factor = activations**EXPONENT / weights ** (1 - EXPONENT)  # (heads, channels)
         factor /= np.exp(np.log(factor).mean())
-        for name in divided.names:
+        for name in names:
             divisors = np.ones(read(name).shape[-1], np.float32)
-            divisors[divided.first : divided.first + factor.size] = factor.reshape(-1)
+            divisors[first : first + factor.size] = factor.reshape(-1)
             factors[name] = factors.get(name, one) / divisors
-        column = np.repeat(factor[:, None], repeats, axis=1).reshape(-1, 1)
-        for product in readers:
-            factors[product.weight] = factors.get(product.weight, one) * column
+        for name in matrices:
+            factors[name] = factors.get(name, one) * np.repeat(factor[:, None], repeats, axis=1).reshape(-1, 1)
         smoothed.add(x)
     return factors, smoothed
 
 
-class _Search:
-    """Search for the constants in front of an activation."""
+def _divided(
+    x: str,
+    size: int,
+    producers: Mapping[str, NodeProto],
+    by_output: Mapping[str, Product],
+    num_readers: Mapping[str, int],
+) -> tuple[Sequence[str], int, int, int] | None:
+    """Find the constants that can be divided in place of an activation with `size` channels.
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._producers = {output: node for node in graph.node for output in node.output}
-        self._constants = {tensor.name: tensor for tensor in graph.initializer}
-        self._readers: dict[str, int] = {value.name: 1 for value in graph.output}
-        for node in graph.node:
-            for name in node.input:
-                self._readers[name] = self._readers.get(name, 0) + 1
-        self._products = list(products(graph))
-        self._by_output = {product.output: product for product in self._products}
-
-    def products_of(self, x: str) -> list[Product]:
-        """Return the products that read an activation; none if it has other readers, too."""
-        found = [product for product in self._products if product.node.input[0] == x and not product.transposed]
-        return found if len(found) == self._readers.get(x, 0) else []
-
-    def divided(self, x: str, size: int) -> _Divided | None:
-        """Return the constants that hold the `size` channels of an activation; None if none do."""
-        first, groups, node = 0, (1, 1), self._producers.get(x)
-        while node is not None:
-            if x in self._by_output:
-                product = self._by_output[x]
-                names = [product.weight, product.bias] if product.bias else [product.weight]
-                return None if product.transposed else _Divided(names, first, groups)
-            match node.op_type:
-                case "RMSNormalization" | "LayerNormalization":
-                    return _Divided(node.input[1:], first, groups)
-                case "Relu":
-                    x = node.input[0]
-                case "Mul":
-                    x = next((name for name in node.input if name in self._by_output and self._readers[name] == 1), "")
-                case "GroupQueryAttention":
-                    attributes = {attribute.name: attribute.i for attribute in node.attribute}
-                    heads, kv_heads = attributes["num_heads"], attributes["kv_num_heads"]
-                    groups, x = (kv_heads, heads // kv_heads), node.input[2]
-                    if not x:  # queries, keys and values are one
-                        first, x = (heads + kv_heads) * (size // heads), node.input[0]
-                case "Split":
-                    sizes = numpy_helper.to_array(self._constants[node.input[1]])
-                    first += int(sizes[: list(node.output).index(x)].sum())
-                    x = node.input[0]
-                case _:
-                    return None
-            if self._readers.get(x, 0) != 1:
-                return None
-            node = self._producers.get(x)
+    Returns:
+        Their names, the index of the first channel in their last axis, the number of heads there,
+        and the number of times that the activation has each of them.
+    """
+    node = producers.get(x, NodeProto())
+    if node.op_type in ("RMSNormalization", "LayerNormalization"):
+        return node.input[1:], 0, 1, 1
+    if node.op_type != "GroupQueryAttention":
         return None
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    heads, kv_heads = attributes["num_heads"], attributes["kv_num_heads"]
+    values, first = node.input[2] or node.input[0], (heads + kv_heads) * (size // heads)  # after queries and keys
+    if node.input[2] and num_readers[values] == 1:
+        values = producers[values].input[0]  # of a `Split`
+    product = by_output.get(values)
+    if product is None or num_readers[values] != 1:
+        return None
+    return [name for name in (product.weight, product.bias) if name], first, kv_heads, heads // kv_heads
