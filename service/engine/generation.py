@@ -240,7 +240,8 @@ class Generation(RowOwner, ABC):
         return changed
 
     def _append(self, hypothesis: Hypothesis, scores: StepScores, row: int, token_id: int, logprob: float) -> None:
-        hypothesis.append(token_id, logprob, scores.alternatives(row, self._num_alternatives))
+        count = self._num_alternatives
+        hypothesis.append(token_id, logprob, scores.alternatives(row, count) if count else ())
 
     def _reason_to_end(self, hypothesis: Hypothesis) -> FinishReason | None:
         """Return the finish reason if a hypothesis ends with its last token."""
