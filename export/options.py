@@ -167,6 +167,9 @@ class CheckpointOptions(RunOptions, ImportOptions):
     """folder to write or replace"""
     kind: Kind | None = None
     """kind of the checkpoint (default: recognised by its files)"""
+    no_shortlist: bool = False
+    """let a Firefox model choose from all tokens (default: from those that its shortlist makes
+    likely for the source, as Firefox does)"""
 
 
 class GetOptions(ImportOptions):

@@ -56,12 +56,14 @@ class DecoderSession:
         Args:
             token_ids: (B,), or (B, S) for a decoder-only model, where B or S is 1.
             lengths: (B,) number of tokens of each row that the states contain.
+            outputs: a shortlist is not used if they have scores of the whole vocabulary.
             source_lengths: (B,), not read by decoders without cross-attention.
         """
         inputs = {
             "token_ids": np.ascontiguousarray(token_ids, np.int64),
             "lengths": np.array(lengths, np.int32),
             "source_lengths": np.array(source_lengths, np.int32),
+            "whole_vocabulary": np.full(len(lengths), not {"logits", "logprobs"}.isdisjoint(outputs)),
         }
         binding = self.session.io_binding()
         for name in inputs.keys() & {graph_input.name for graph_input in self.session.get_inputs()}:

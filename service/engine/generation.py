@@ -142,6 +142,8 @@ class Generation(RowOwner, ABC):
         self.outputs = map_outputs(manifest, request.attention, STEP_KINDS)
         if self._prefix or self._reads_logits or self._forces_end:
             self.outputs |= VOCABULARY_OUTPUTS
+        # True: tokens are chosen from the whole vocabulary, even if the model has a shortlist.
+        self.needs_vocabulary = bool(parameters.top_logprobs) or not VOCABULARY_OUTPUTS.isdisjoint(self.outputs)
 
     def set_prompt_maps(self, blocks: Sequence[Maps]) -> None:
         """Set the decoder maps of the prompt's chunks, before the first step."""

@@ -16,7 +16,7 @@ from sightline.service.runtime.provider import (
     run_options,
     session_options,
 )
-from sightline.service.runtime.runner import Array, Int32, Int64
+from sightline.service.runtime.runner import Array, Bools, Int32, Int64
 from sightline.service.runtime.thread_counts import Activity, ThreadPlan, shortest_run, threads_alone, tune_threads
 
 # A binding takes 30 kB, and as much time to create as a step of one row. Steps rarely need more.
@@ -25,7 +25,12 @@ MAX_BINDINGS = 128
 WARM_UP_ROWS, WARM_UP_POSITIONS = 32, 16_384
 # Size of the runs that measure the number of threads: a typical batch of a service under load.
 SAMPLE_ROWS, SAMPLE_TOKENS = 16, 16
-ROW_INPUTS: Mapping[str, type[Any]] = {"token_ids": np.int64, "lengths": np.int32, "source_lengths": np.int32}
+ROW_INPUTS: Mapping[str, type[Any]] = {
+    "token_ids": np.int64,
+    "lengths": np.int32,
+    "source_lengths": np.int32,
+    "whole_vocabulary": np.bool_,
+}
 
 
 class StateGroup(ABC):
@@ -235,6 +240,7 @@ class SessionRunner(ABC):
             "token_ids": np.zeros(rows, np.int64),
             "lengths": np.full(rows, min(SAMPLE_TOKENS, self._sizes["target"]) - 1, np.int32),
             "source_lengths": np.full(rows, min(SAMPLE_TOKENS, self._sizes["source"]), np.int32),
+            "whole_vocabulary": np.zeros(rows, np.bool_),
         }
         if self._tokens_per_step:
             inputs["token_ids"] = inputs["token_ids"][:, None]
@@ -314,12 +320,22 @@ class SessionRunner(ABC):
                 group.copy(sources, targets, positions)
 
     def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
+        self,
+        token_ids: Int64,
+        lengths: Int32,
+        source_lengths: Int32,
+        outputs: Sequence[str],
+        *,
+        first: int = 0,
+        whole: Bools | None = None,
     ) -> Mapping[str, Array]:
+        if whole is None:
+            whole = np.full(len(token_ids), not {"logits", "logprobs"}.isdisjoint(outputs))
         binding = self._binding(first, len(token_ids), tuple(outputs))
         if self._tokens_per_step:
             token_ids = token_ids[:, None]
         inputs: dict[str, Array] = {"token_ids": token_ids, "lengths": lengths, "source_lengths": source_lengths}
+        inputs["whole_vocabulary"] = whole
         arrays = binding.run(inputs, self._options)
         # After the run, so that a step that raises leaves states of fixed size unchanged.
         for group in self._groups:

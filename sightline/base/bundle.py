@@ -124,7 +124,7 @@ class State(_Part):
     init: Literal["encoder", "zeros"]  # initial value
     encoder_output: str | None = None  # encoder output with the initial value, if `init` is "encoder"
     shape: tuple[int | Literal["source", "target"], ...]
-    dtype: Literal["float32", "float16", "int8"] = "float32"
+    dtype: Literal["float32", "float16", "int8", "int32"] = "float32"
 
     @model_validator(mode="after")
     def _check_initial_value(self) -> "State":
@@ -433,6 +433,19 @@ class Quantization(_Part):
     quality: Quality | TextQuality | None  # None if it was not measured
 
 
+class Shortlist(_Part):
+    """Restriction of translations to the tokens that their source makes likely.
+
+    The states of the model hold these candidates. The decoder graph has one more input,
+    `whole_vocabulary` (B,) bool: True for rows that are scored over the whole vocabulary. The
+    others get the top tokens of their candidates, with log-probabilities relative to these, and
+    have no `logits` and `logprobs`. If no row is True, these outputs have no rows.
+    """
+
+    size: int  # largest number of candidates; a source with more of them has the whole vocabulary
+    quality: AgreementQuality | None = None  # with the outputs of the bundle without the shortlist
+
+
 # Encoder output with the scores of labels, by `Manifest.label_kind`.
 LABEL_OUTPUTS = {
     "classes": "label_logprobs",
@@ -497,6 +510,7 @@ class Manifest(_Part):
     origin: Origin | None = None  # None for models trained with this project
     verification: Verification | None  # only for float32 bundles: quantised graphs differ by design
     quantization: Quantization | None = None
+    shortlist: Shortlist | None = None  # None: every token is possible in every translation
     files: dict[Name, FileRecord]
 
     @property

@@ -69,7 +69,7 @@ def run_rows(runner: Runner, sequences: Sequences, row: int) -> Outputs:
 
 
 def prefill(runner: Runner, row: int, prompt: Array) -> Outputs:
-    """Read a prompt into a row as the engine does; return the outputs of each chunk, without scores."""
+    """Read a prompt into a row as the engine does; return the outputs of each chunk but scores."""
     kept = {state.output for state in runner.manifest.states} | TOP_OUTPUTS | VOCABULARY_OUTPUTS
     names = [name for name in runner.manifest.decoder_graph.outputs if name not in kept]
     return [
