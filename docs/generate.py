@@ -26,13 +26,13 @@ from lab.bench.report import wrap_prose
 from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
 from sightline.base import bundle
-from sightline.base.bundle import Manifest
+from sightline.base.bundle import ChatTemplate, Manifest
 from sightline.base.errors import EXIT_STATUSES
 from sightline.base.options import allowed, describe, flag_name, key_of
-from sightline.base.text.jinja import ChatTemplateError
+from sightline.base.text.prompt import ChatTemplateError
 from sightline.export.configurations import check_configuration
 from sightline.export.families.table import FAMILIES_BY_KIND
-from sightline.export.sources.chat_parts import convert
+from sightline.export.sources.chat_template import checked
 from sightline.model.data import pretrained
 from sightline.model.training.options import OPTIONS
 from sightline.service.api_errors import ERRORS
@@ -211,7 +211,7 @@ def _chat_of(repository: str) -> str:
     if repository not in CHAT_MODELS:
         return ""
     try:
-        convert(CHAT_MODELS[repository], SPECIAL)
+        checked(ChatTemplate(program=CHAT_MODELS[repository], tokens=SPECIAL))
     except ChatTemplateError as error:
         return f", not for chat ({error})"
     return " for chat"

@@ -11,12 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sightline.base.bundle import Alignment, BundleError, Manifest, Quantization, Verification
+from sightline.base.bundle import Alignment, BundleError, Manifest, Quantization, QuantScheme, Verification
 from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export.card import CARD, write_card
 from sightline.export.convert.conversions import Text, half_bundle, pack_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText
+from sightline.export.convert.shortlist import shortlist_bundle
 from sightline.export.convert.text_quality import PlainText, text_ids
 from sightline.export.import_errors import VerificationError, one_line
 from sightline.export.limits import begin_step
@@ -42,6 +43,9 @@ from sightline.export.options import (
     metadata_of,
 )
 from sightline.export.pipeline import Export, Exported, export_checkpoint, verify_bundle
+from sightline.export.sources.firefox import find_firefox_files
+from sightline.export.sources.firefox.marian_binary import read_file
+from sightline.export.sources.firefox.shortlist import Candidates, parse_shortlist
 from sightline.export.sources.opened_checkpoint import Provenance, detect_kind, hub_cache
 from sightline.export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
 from sightline.export.writing import clean_up, clear_disk_errors, replacing, temporary_sibling
@@ -144,7 +148,9 @@ def export_folder(
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
         changes = ExportOptions(options.max_tokens, options.task, ignored_keys=options.ignore_key)
         export = Export(checkpoint, out, metadata, changes, kind, provenance, (cache or hub_cache(),))
-    return _write(export, bits, is_default=options.bits is None)
+    is_shortened = kind == "firefox" and isinstance(options, CheckpointOptions) and not options.no_shortlist
+    is_shortened = is_shortened and bits != HALF_BITS and find_firefox_files(checkpoint).shortlist is not None
+    return _write(export, bits, options.bits is None, is_shortened)
 
 
 def _has_8_bits(kind: Kind, provenance: Provenance) -> bool:
@@ -153,42 +159,72 @@ def _has_8_bits(kind: Kind, provenance: Provenance) -> bool:
     return kind == "firefox" or ("Q8_0" in encodings and encodings <= {"Q8_0", "F32", "F16", "BF16"})
 
 
-def _write(export: Export, bits: int, is_default: bool) -> Verification | Quantization:
+def _write(export: Export, bits: int, is_default: bool, is_shortened: bool) -> Verification | Quantization:
     """Export a checkpoint; return its verification, or the measured loss if it is quantized.
+
+    With `is_shortened`, the bundle gets the shortlist of a Firefox model.
+    """
+    out = export.bundle
+    with clear_disk_errors(out):
+        if not is_shortened:
+            return _report(out, _write_whole(export, bits, is_default))
+        with temporary_sibling(out, "whole") as folder:
+            whole = folder / out.resolve().name
+            exported = _write_whole(dataclasses.replace(export, bundle=whole), bits, is_default, "per-token")
+            candidates = _firefox_candidates(export.checkpoint, exported.manifest)
+            shortlist_bundle(whole, out, candidates, None)
+        return _report(out, exported)
+
+
+def _firefox_candidates(checkpoint: Path, manifest: Manifest) -> Candidates:
+    files, target_size = find_firefox_files(checkpoint), manifest.limits.vocabulary - 1  # without the start token
+    assert files.shortlist is not None
+    return parse_shortlist(
+        read_file(files.shortlist),
+        str(files.shortlist),
+        source_size=manifest.limits.source_vocabulary or target_size,
+        target_size=target_size,
+        is_shared=files.source_vocabulary == files.target_vocabulary,
+    )
+
+
+def _write_whole(export: Export, bits: int, is_default: bool, projection: QuantScheme = "group-wise") -> Exported:
+    """Export a checkpoint to a bundle without a shortlist.
 
     Fewer than 32 bits are a conversion of the verified float32 bundle, as by the command
     `quantize`. A bundle that would lose too much raises `VerificationError`, and nothing is
     written; without the option `--bits` (`is_default`), it stays float32.
     """
     out = export.bundle
-    with clear_disk_errors(out):
-        if bits == FLOAT32_BITS:
-            return _report(out, _export(export))
-        with temporary_sibling(out, "float32") as folder:
-            float32 = folder / out.resolve().name
-            exported = _export(dataclasses.replace(export, bundle=float32))
-            text = _sentences_of_language(float32, exported.manifest)
-            print(f"comparing {bits} bits with float32 on {len(text.texts)} texts", file=sys.stderr)
-            try:
-                name = exported.manifest.name
-                if bits == HALF_BITS:
-                    half_bundle(float32, out, text, name=name)
-                else:
-                    quantize_bundle(float32, out, QuantizationRecipe(4 if bits == 4 else 8), text, name=name)
-            except VerificationError as error:
-                if not is_default:
-                    raise VerificationError(
-                        f"{error}; nothing was written: --bits {FLOAT32_BITS} imports float32, which `sightline "
-                        "quantize` converts with these options"
-                    ) from None
-                print(
-                    f"note: the bundle is float32: with {bits} bits, {error} (options of `sightline quantize`)",
-                    file=sys.stderr,
+    if bits == FLOAT32_BITS:
+        return _export(export)
+    with temporary_sibling(out, "float32") as folder:
+        float32 = folder / out.resolve().name
+        exported = _export(dataclasses.replace(export, bundle=float32))
+        text = _sentences_of_language(float32, exported.manifest)
+        print(f"comparing {bits} bits with float32 on {len(text.texts)} texts", file=sys.stderr)
+        try:
+            name = exported.manifest.name
+            if bits == HALF_BITS:
+                half_bundle(float32, out, text, name=name)
+            else:
+                quantize_bundle(
+                    float32, out, QuantizationRecipe(4 if bits == 4 else 8, projection=projection), text, name=name
                 )
-                with replacing(out) as new:
-                    for file in float32.iterdir():
-                        file.rename(new / file.name)
-        return _report(out, exported)
+        except VerificationError as error:
+            if not is_default:
+                raise VerificationError(
+                    f"{error}; nothing was written: --bits {FLOAT32_BITS} imports float32, which `sightline "
+                    "quantize` converts with these options"
+                ) from None
+            print(
+                f"note: the bundle is float32: with {bits} bits, {error} (options of `sightline quantize`)",
+                file=sys.stderr,
+            )
+            with replacing(out) as new:
+                for file in float32.iterdir():
+                    file.rename(new / file.name)
+    return exported
 
 
 def _export(export: Export) -> Exported:

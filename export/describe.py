@@ -27,7 +27,7 @@ from sightline.base.bundle import (
     TrainingUnit,
 )
 from sightline.base.bundle_files import sha256_of
-from sightline.base.text.jinja import ChatTemplateError
+from sightline.base.text.prompt import ChatTemplateError
 from sightline.export.families import firefox, trained
 from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family, pass_over_unread, rotary_limits
@@ -36,7 +36,7 @@ from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.model import Graphs, build_graphs
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import ExportOptions
-from sightline.export.sources.chat_parts import convert, read_chat_template
+from sightline.export.sources.chat_template import read_chat_template
 from sightline.export.sources.firefox import FirefoxFiles, find_firefox_files, read_metadata
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
 from sightline.export.sources.generation_settings import GenerationSettings, after_forced_tokens, read_generation
@@ -66,7 +66,17 @@ if TYPE_CHECKING:
 MEAN = SentenceEmbedding(pooling="mean", normalize=True)
 GENERATION_CONFIG = "generation_config.json"
 
-PLAIN_DIALOGUES = ChatTemplate(user="User: {}\n", assistant="Bot: {}\n", reply="Bot:", single_line=True)
+# A message has one line, so that it cannot begin a line of another role. A system message is the
+# start of the next message of the user.
+PLAIN_DIALOGUES = ChatTemplate(
+    program="{{ bos_token }}{% set system = namespace(text='') %}{% for message in messages %}"
+    "{% set text = message.content.splitlines() | join(' ') %}"
+    "{% if message.role == 'system' %}{% set system.text = system.text + text + ' ' %}"
+    "{% elif message.role == 'user' %}{{ 'User: ' + system.text + text + '\\n' }}{% set system.text = '' %}"
+    "{% else %}{{ 'Bot: ' + text + '\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Bot:' }}{% endif %}",
+    tokens={"bos_token": BOS},
+)
 
 
 @dataclass(frozen=True)
@@ -180,7 +190,7 @@ def _chat_of_run(run: TrainingRun) -> tuple[ChatTemplate | None, tuple[int, ...]
     if not run.record.has_dialogues:
         return None, ()
     special = special_ids(run.tokenizer)
-    template = convert(CHAT_TEMPLATE, {"bos_token": BOS, "eos_token": IM_END, "pad_token": PAD})
+    template = ChatTemplate(program=CHAT_TEMPLATE, tokens={"bos_token": BOS, "eos_token": IM_END, "pad_token": PAD})
     missing = [name for name in (IM_START, IM_END) if name not in special]
     if missing:
         raise ValueError(
@@ -262,7 +272,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         mask_id = _mask_id(folder, tokenizers.source)
         described = replace(described, tokens=described.tokens.model_copy(update={"mask_id": mask_id}))
     if model.is_decoder_only:
-        described = _with_chat(described, folder, tokenizers.source)
+        described = _with_chat(described, folder)
     if reranker is not None:
         return replace(
             described, pair_template=reranker.template, notes=(*described.notes, *filter(None, [reranker.note]))
@@ -331,10 +341,10 @@ def _files(tokenizers: ConvertedTokenizers) -> dict[str, Any]:
     return {"tokenizers": both, "source_tokenizer": TOKENIZER, "target_tokenizer": TARGET_TOKENIZER}
 
 
-def _with_chat(described: Described, folder: Folder, tokenizer: Tokenizer) -> Described:
+def _with_chat(described: Described, folder: Folder) -> Described:
     """Add the chat template, or a note with the reason that there is none."""
     try:
-        return replace(described, chat=read_chat_template(folder, special_ids(tokenizer)))
+        return replace(described, chat=read_chat_template(folder))
     except ChatTemplateError as error:
         note = f"chat is not available for this model, because its chat template is not supported: {error}"
         return replace(described, notes=(*described.notes, note))

@@ -81,7 +81,7 @@ class QuantizationRecipe:
     bits: Literal[4, 8]  # bits of group-wise quantized products and of embedding tables
     block_size: int = 0  # weights of a layer that share a scale; 0 means the default `BLOCK_SIZE`
     encoder: QuantScheme | None = None  # None means the default `ENCODER_SCHEME`
-    layers: QuantScheme = "group-wise"  # layers of the decoder
+    layers: QuantScheme | None = None  # layers of the decoder; None: see `quantize_bundle`, otherwise "group-wise"
     projection: QuantScheme = "group-wise"  # output projection
     states: StateType = "int8"  # keys and values of the decoder, see `sightline.export.convert.states`
 
@@ -89,7 +89,7 @@ class QuantizationRecipe:
     def schemes(self) -> dict[LayerGroup, QuantScheme]:
         return {
             "encoder": self.encoder or ENCODER_SCHEME[self.bits],
-            "layers": self.layers,
+            "layers": self.layers or "group-wise",
             "projection": self.projection,
         }
 
@@ -167,6 +167,9 @@ class CheckpointOptions(RunOptions, ImportOptions):
     """folder to write or replace"""
     kind: Kind | None = None
     """kind of the checkpoint (default: recognised by its files)"""
+    no_shortlist: bool = False
+    """let a Firefox model choose from all tokens (default: from those that its shortlist makes
+    likely for the source, as Firefox does)"""
 
 
 class GetOptions(ImportOptions):
@@ -262,8 +265,9 @@ class QuantizeOptions(RewriteOptions):
     encoder: QuantScheme | None = None
     """quantization scheme; per-token scales are dynamic, a per-tensor scale is static (default:
     per-token with 8 bits, group-wise with 4)"""
-    layers: QuantScheme = "group-wise"
-    """quantization scheme, likewise"""
+    layers: QuantScheme | None = None
+    """quantization scheme, likewise (default: per-token for a decoder-only model with 8 bits,
+    unless it loses too much; otherwise group-wise)"""
     projection: QuantScheme = "group-wise"
     """quantization scheme, likewise"""
     states: StateType = "int8"

@@ -282,6 +282,10 @@ def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: 
                     f"{bundle / file} differs from the tokenizer of the checkpoint; name the checkpoint that was "
                     "exported"
                 )
+        if not isinstance(checkpoint, TrainingRun) and model.chat != manifest.chat:
+            raise BundleError(
+                f"{bundle} formats dialogues in another way than the chat template of the checkpoint; export it again"
+            )
         tokenizer = model.tokenizers[model.source_tokenizer]
         if model.recurrent is not None:
             from sightline.export.check import recurrent_check

@@ -163,10 +163,14 @@ async def _load_and_watch(
     if on_ready is not None:
         on_ready()
     # A step longer than the request timeout has outlived every request, and delays all new ones.
+    # Intervals are counted and not seconds, so that a pause of the whole process ends no step.
+    started, num_intervals = worker.step_started, 0
     while worker.is_alive:
-        if worker.step_seconds <= service.settings.request_timeout_s:
-            await asyncio.sleep(WATCH_INTERVAL_S)
-        elif not await _end_step(service):
+        await asyncio.sleep(WATCH_INTERVAL_S)
+        num_intervals = num_intervals + 1 if worker.step_started == started else 0
+        started = worker.step_started
+        is_late = started is not None and num_intervals * WATCH_INTERVAL_S > service.settings.request_timeout_s
+        if is_late and not await _end_step(service):
             break
     if worker.has_died:
         logger.error("the engine's thread has ended; the process ends with it")

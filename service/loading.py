@@ -24,6 +24,7 @@ from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest, Task
 from sightline.base.bundle_files import check_files
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import usable_threads
+from sightline.base.text.prompt import ChatTemplateError
 from sightline.base.text.sentences import split_sentences
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
 from sightline.base.threads import run_in_threads, run_within
@@ -297,6 +298,10 @@ class BundleRepository:
                 layers,
                 load_seconds=opening_s + time.perf_counter() - started,
             )
+            try:
+                model.chat  # noqa: B018 - compiles the chat template, which takes too long for a call
+            except ChatTemplateError as error:
+                raise BundleError(f"{folder}: the chat template cannot be used: {error}; export it again") from None
             return LoadedModel(model, engine)
 
         return run_graphs

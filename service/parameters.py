@@ -138,7 +138,13 @@ EarlyStopping = Annotated[
 TokenId = Annotated[int, Field(ge=0, le=MAX_ID)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(strict=False, max_length=MAX_SUPPRESSED_TOKENS, fail_fast=True)]
 TopLogprobs = Annotated[
-    int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="Number of top alternatives returned for each token.")
+    int,
+    Field(
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Number of top alternatives returned for each token. With 1 or more, a model with a shortlist "
+        "chooses from its whole vocabulary.",
+    ),
 ]
 HeadIndex = Annotated[int, Field(ge=-1024, le=1023)]  # of a layer or head; negative ones count from the end
 Indices = Annotated[

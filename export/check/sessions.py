@@ -56,12 +56,14 @@ class DecoderSession:
         Args:
             token_ids: (B,), or (B, S) for a decoder-only model, where B or S is 1.
             lengths: (B,) number of tokens of each row that the states contain.
+            outputs: a shortlist is not used if they have scores of the whole vocabulary.
             source_lengths: (B,), not read by decoders without cross-attention.
         """
         inputs = {
             "token_ids": np.ascontiguousarray(token_ids, np.int64),
             "lengths": np.array(lengths, np.int32),
             "source_lengths": np.array(source_lengths, np.int32),
+            "whole_vocabulary": np.full(len(lengths), not {"logits", "logprobs"}.isdisjoint(outputs)),
         }
         binding = self.session.io_binding()
         for name in inputs.keys() & {graph_input.name for graph_input in self.session.get_inputs()}:
@@ -137,8 +139,8 @@ def read_sources(
 
     Args:
         target_positions: smallest size of the axis that grows with the target.
-        measured: further scalar outputs of the decoder graph to return for a decoder-only model, as
-            the maximum over the runs that compute the prompts.
+        measured: further outputs of the decoder graph, whose shape depends on no input, to return
+            for a decoder-only model, as the maximum over the runs that compute the prompts.
 
     Returns:
         The outputs of the encoder graph, and the states. For a decoder-only model, the outputs are
@@ -176,7 +178,7 @@ def _prefill(
     chunks = [
         read(states, first, min(first + PREFILL_TOKENS, last), measured) for first in range(0, last, PREFILL_TOKENS)
     ]
-    largest = {name: np.max([chunk[name] for chunk in chunks], initial=0) for name in measured}
+    largest = {name: np.max([chunk[name] for chunk in chunks], axis=0, initial=0) for name in measured}
     # The hidden state of the last token. The first decoder step must write its position itself.
     copies = {name: array.copy() for name, array in states.items()}
     chunks.append(read(copies, last, last + 1, ()))

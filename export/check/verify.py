@@ -303,7 +303,8 @@ class _Collected:
         start = total - new
         kept = self._rows[(start <= self._rows) & (self._rows < total)] - start  # among the new tokens
         logits = np.full((len(kept), outputs["logits"].shape[1]), np.nan, np.float32)
-        logits[kept == new - 1] = outputs["logits"][row]
+        if new == 1:
+            logits[:] = outputs["logits"][row]
         self._logits.append(logits)
         if "hidden" in outputs:
             self._hidden.append(outputs["hidden"][row])

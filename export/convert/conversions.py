@@ -6,13 +6,15 @@ A converted bundle replaces an old one only after the loss was measured and is s
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from sightline.base.bundle import BundleError, Manifest, Quality, Quantization, TextQuality
-from sightline.base.bundle_files import read_bundle, record_files, write_manifest
+from sightline.base.bundle_files import read_bundle, read_manifest, record_files, write_manifest
 from sightline.base.errors import UsageError
 from sightline.export.check.sessions import Sessions, open_sessions
 from sightline.export.convert.calibrate import measure_ranges
@@ -20,9 +22,10 @@ from sightline.export.convert.half import half_graphs, rows_graph
 from sightline.export.convert.pack import pack_graph
 from sightline.export.convert.quality import ParallelText, check_loss, compare, encode_sources
 from sightline.export.convert.quantize import Ranges, quantize_graphs
-from sightline.export.convert.states import measure_states, round_states, rounded_states
+from sightline.export.convert.states import calibration_sources, measure_states, round_states, rounded_states
 from sightline.export.convert.text_quality import PlainText, check_text_loss, compare_on_texts
 from sightline.export.graphs.builder import WeightFile
+from sightline.export.import_errors import VerificationError
 from sightline.export.options import BundleMetadata, QuantizationRecipe
 from sightline.export.writing import ROWS, WEIGHTS, clear_disk_errors, graph_entry, replacing
 from sightline.model.data.tokenizer_training import read_tokenizer
@@ -42,6 +45,9 @@ def quantize_bundle(
 ) -> Quantization:
     """Quantize a float32 bundle, see `sightline.export.convert.quantize`.
 
+    If the recipe has no scheme for the layers of a decoder-only model with 8 bits, it is
+    `per-token`, or `group-wise` if `per-token` loses too much.
+
     Args:
         text: parallel text for measuring BLEU, or plain text for the measures of
             `sightline.export.convert.text_quality`; None to skip the comparison.
@@ -55,6 +61,10 @@ def quantize_bundle(
             without subfolders.
         ValueError: a sentence is too long, a name is not valid, or calibration is missing.
     """
+    if recipe.layers is None and recipe.bits == 8 and read_manifest(source).is_decoder_only:
+        per_token = replace(recipe, layers="per-token")
+        with suppress(VerificationError):
+            return quantize_bundle(source, bundle, per_token, text, calibration=calibration, name=name)
     is_static = "per-tensor" in recipe.schemes.values()
     if is_static and not calibration:
         raise UsageError("the scheme per-tensor needs calibration sentences; name a file with --calibration")
@@ -67,6 +77,8 @@ def quantize_bundle(
         if is_static:
             sources = encode_sources(original, read_tokenizer(source / original.source_tokenizer), calibration)
             ranges = measure_ranges(source, original, sources)
+        elif original.is_decoder_only and recipe.layers == "per-token":  # to smooth channels
+            ranges = measure_ranges(source, original, calibration_sources(source, original), max_new_tokens=0)
         state_ranges = measure_states(source, original) if recipe.states == "int8" else {}
 
         def rewrite(models: Sequence[onnx.ModelProto], folder: Path, weights: WeightFile) -> list[onnx.ModelProto]:

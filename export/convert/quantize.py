@@ -6,8 +6,10 @@ There are three schemes. In all of them, a row of the batch is rounded independe
   inner axis. With `accuracy_level` 4, it also rounds the activations of each row in the same
   blocks. The fastest scheme for one row. Weights that were quantized before keep their codes if
   blocks can hold them, see `exact_blocks`.
-- `per-token` (dynamic): an integer product of 8-bit activations with one scale and one zero point
-  per row and 8-bit weights with one scale per column. The most accurate scheme for many rows.
+- `per-token` (dynamic): an integer product of 8-bit activations with one scale and one offset per
+  row and 8-bit weights with one scale per column. The most accurate scheme for many rows. In a
+  decoder-only model, channels are smoothed (`sightline.export.convert.smoothing`), and products
+  whose channels cannot be smoothed are group-wise.
 - `per-tensor` (static): the same integer product, with one scale for all activations that was
   measured by `sightline.export.convert.calibrate`; two nodes. The fastest scheme for many rows.
   Activations beyond the measured range are clipped.
@@ -15,8 +17,7 @@ There are three schemes. In all of them, a row of the batch is rounded independe
 `DynamicQuantizeLinear` is not used, because it has one scale for the whole batch.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from sightline.base.bundle import LayerGroup, QuantScheme
+from sightline.export.convert.products import Product, products
+from sightline.export.convert.smoothing import Factors, smoothing_factors
 from sightline.export.graphs.builder import CONTRIB, WeightFile, external_tensor
 from sightline.export.graphs.nodes import PROJECTIONS
 from sightline.export.options import BLOCK_SIZES, QuantizationRecipe
@@ -44,11 +47,11 @@ EXACT_ROWS = 256  # rows that `exact_blocks` examines at once, to limit memory
 FRACTION_BITS = 40  # of the fixed-point numbers in which it computes divisors
 SMALLEST_RANGE = 1e-20  # of the activations of a row; a row of zeros has this range
 
-# Largest magnitude of each activation that is multiplied by a constant matrix, by graph and name.
-Ranges = Mapping[str, Mapping[str, float]]
-
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+# Largest magnitude of each channel of the activations that are multiplied by a constant matrix, by
+# graph and name.
+Ranges = Mapping[str, Mapping[str, Floats]]
 
 
 def quantize_blocks(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Floats]:
@@ -144,105 +147,51 @@ def quantize_graphs(
 
     The graphs have external weights in `folder`, as `GraphBuilder` builds them. The scheme
     `per-tensor` needs the ranges of the activations; it raises `ValueError` if one is missing or 0.
+    Without ranges, channels of a decoder-only model are not smoothed.
     """
     tables = {
         product.weight
         for model in models
-        for product in _products(model.graph)
+        for product in products(model.graph)
         if product.transposed and _scheme(model.graph, product, recipe) != "float32"
     }
-    return [_quantized(_GraphRewriter(model, folder, weights, recipe, ranges), recipe, tables) for model in models]
+    smooths = "step" in ranges and all(model.graph.name != "encoder" for model in models)
+    return [
+        _quantized(_GraphRewriter(model, folder, weights, recipe, ranges), recipe, tables, smooths) for model in models
+    ]
 
 
-def product_inputs(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the activations that are multiplied by constant matrices."""
-    return list(dict.fromkeys(product.node.input[0] for product in _products(graph)))
-
-
-def projection_input(graph: onnx.GraphProto) -> str:
-    """Return the name of the activation that is projected to the vocabulary."""
-    for product in _products(graph):
-        if product.output in PROJECTIONS:
-            return str(product.node.input[0])
-    raise ValueError(
-        "the logits are not a product with a constant matrix; use the scheme group-wise or per-token, not per-tensor"
-    )
-
-
-@dataclass(frozen=True)
-class _Product:
-    """Product with a constant matrix."""
-
-    node: NodeProto
-    transposed: bool  # the matrix is stored as (N, K) like an embedding, not as (K, N)
-    sum: NodeProto | None  # the node that adds the bias; None without bias, or if `node` adds it
-
-    @property
-    def weight(self) -> str:
-        return str(self.node.input[1])
-
-    @property
-    def bias(self) -> str:
-        """Name of the bias, or "" without bias."""
-        if self.sum is not None:
-            return str(self.sum.input[1])
-        return str(self.node.input[2]) if len(self.node.input) == 3 else ""
-
-    @property
-    def output(self) -> str:
-        return str((self.sum or self.node).output[0])
-
-
-def _products(graph: onnx.GraphProto) -> Iterator[_Product]:
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    readers: dict[str, list[NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    for node in graph.node:
-        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        transposed = attributes == {"transB": 1}
-        if node.op_type not in ("MatMul", "Gemm") or (attributes and not transposed):
-            continue
-        shape = shapes.get(node.input[1], ())
-        if len(shape) != 2:
-            continue
-        bias_shape = (shape[0 if transposed else 1],)
-        if len(node.input) == 3:  # `Gemm` adds its bias itself
-            if shapes.get(node.input[2]) == bias_shape:
-                yield _Product(node, transposed, None)
-            continue
-        reader = readers.get(node.output[0], [])
-        adds_bias = len(reader) == 1 and reader[0].op_type == "Add"
-        adds_bias = adds_bias and shapes.get(reader[0].input[1]) == bias_shape
-        yield _Product(node, transposed, reader[0] if adds_bias else None)
-
-
-def _layer_group(graph: onnx.GraphProto, product: _Product) -> LayerGroup:
+def _layer_group(graph: onnx.GraphProto, product: Product) -> LayerGroup:
     if graph.name == "encoder":
         return "encoder"
     return "projection" if product.output in PROJECTIONS else "layers"
 
 
-def _scheme(graph: onnx.GraphProto, product: _Product, recipe: QuantizationRecipe) -> QuantScheme:
+def _scheme(graph: onnx.GraphProto, product: Product, recipe: QuantizationRecipe) -> QuantScheme:
     if graph.name in ("similar", "predict"):  # products with the table share it with its lookup
         scheme = recipe.projection if product.transposed else recipe.schemes["encoder"]
         return "float32" if scheme == "float32" else "group-wise"
     return recipe.schemes[_layer_group(graph, product)]
 
 
-def _quantized(rewriting: "_GraphRewriter", recipe: QuantizationRecipe, tables: Collection[str]) -> onnx.ModelProto:
+def _quantized(
+    rewriting: "_GraphRewriter", recipe: QuantizationRecipe, tables: Collection[str], smooths: bool
+) -> onnx.ModelProto:
     graph = rewriting.graph
-    products = {product.node.name: product for product in _products(graph)}
-    schemes = {name: _scheme(graph, product, recipe) for name, product in products.items()}
+    found = {product.node.name: product for product in products(graph)}
+    schemes = {name: _scheme(graph, product, recipe) for name, product in found.items()}
+    if smooths and graph.name == "step":
+        per_token = {name: product for name, product in found.items() if schemes[name] == "per-token"}
+        smoothed = rewriting.smooth({product.node.input[0] for product in per_token.values()})
+        schemes |= {name: "group-wise" for name, product in per_token.items() if product.node.input[0] not in smoothed}
     sums = {
-        product.sum.name for name, product in products.items() if product.sum is not None and schemes[name] != "float32"
+        product.sum.name for name, product in found.items() if product.sum is not None and schemes[name] != "float32"
     }
     nodes: list[NodeProto] = []
     for node in graph.node:
         scheme = schemes.get(node.name, "float32")
         if scheme != "float32":
-            nodes += rewriting.product(products[node.name], scheme)
+            nodes += rewriting.product(found[node.name], scheme)
         elif node.op_type == "Gather" and node.input[0] in tables:
             nodes.append(rewriting.gather(node))
         elif node.name not in sums:
@@ -289,13 +238,21 @@ class _GraphRewriter:
         self._layer_block_size = recipe.block_size
         self._ranges = ranges.get(model.graph.name, {})
         self._made: dict[str, TensorProto] = {}
+        self._factors: Factors = {}
+        self._rounded: dict[str, tuple[str, str, str]] = {}  # see `_rounded_rows`, by activation
 
-    def product(self, product: _Product, scheme: QuantScheme) -> list[NodeProto]:
+    def smooth(self, inputs: Collection[str]) -> Collection[str]:
+        """Smooth inputs of products where that needs no node, and return which are smoothed."""
+        ranges = {name: values for name, values in self._ranges.items() if name in inputs}
+        self._factors, smoothed = smoothing_factors(self.graph, ranges, self._read)
+        return smoothed
+
+    def product(self, product: Product, scheme: QuantScheme) -> list[NodeProto]:
         if scheme == "group-wise":
             return [self._group_wise(product)]
         return self._dynamic_per_token(product) if scheme == "per-token" else self._static_per_tensor(product)
 
-    def _group_wise(self, product: _Product) -> NodeProto:
+    def _group_wise(self, product: Product) -> NodeProto:
         matrix = self._read(product.weight)
         rows = matrix if product.transposed else matrix.T  # (N, K)
         block_size = _table_block_size(rows, self._bits) if product.transposed else self._layer_block_size
@@ -313,37 +270,50 @@ class _GraphRewriter:
             return ""
         return self._add(name, _packed(zeros, self._bits))
 
-    def _dynamic_per_token(self, product: _Product) -> list[NodeProto]:
+    def _dynamic_per_token(self, product: Product) -> list[NodeProto]:
         """Replace x W + b with a dynamic per-token quantized product.
 
-        A row is rounded to codes from 0 to 255 with step = (max(x, 0) - min(x, 0)) / 255, in which
-        zero has an exact code: codes = round(x / step) - zero, where zero = round(min(x, 0) /
-        step). The result is (codes W' * scales + zero * sums) * step + b, where sums are the sums
-        of the columns of W' * scales.
+        A row is rounded to codes from 0 to 255 with step = (max(x) - min(x)) / 255: codes =
+        round((x - min(x)) / step). The result is (codes W' * scales) * step + min(x) * sums + b,
+        where sums are the sums of the columns of W' * scales.
         """
-        added, x = _NodeBuilder(product.node.name), product.node.input[0]
-        axis = self._add_small("rows.axis", np.array([-1]))
-        smallest_range = self._add_small("rows.smallest_range", np.float32(SMALLEST_RANGE))
-        largest = added.add("Max", added.add("ReduceMax", x, axis, keepdims=1), smallest_range)
-        no_range = self._add_small("rows.zero", np.float32(0))
-        smallest = added.add("Min", added.add("ReduceMin", x, axis, keepdims=1), no_range)
-        fraction = self._add_small("rows.fraction", np.float32(1 / LEVELS))
-        step = added.add("Mul", added.add("Sub", largest, smallest), fraction)
-        zero = added.add("Round", added.add("Div", smallest, step))  # from -255 to 0
-        offset = added.add("Cast", added.add("Neg", zero), to=TensorProto.UINT8)
-        columns = self._columns(product)
-        codes, scales = columns
-        # A block as long as a row gives each row its own step and offset.
-        rounded = added.add("QuantizeLinear", x, step, offset, axis=-1, block_size=len(codes))
+        added = _NodeBuilder(product.node.name)
+        codes, scales = columns = self._columns(product)
+        rounded, step, smallest = self._rounded_rows(added, product, len(codes))
         scaled = self._integer_product(added, product, columns, rounded, np.float32(1), 0)
         sums = codes.sum(axis=0, dtype=np.int32).astype(np.float32) * scales
-        shifted = added.add("Add", scaled, added.add("Mul", zero, self._add(f"{product.weight}.sums", sums)))
-        result = added.add("Mul", shifted, step)
+        offset = added.add("Mul", smallest, self._add(f"{product.weight}.sums", sums))
+        result = added.add("Add", added.add("Mul", scaled, step), offset)
         if product.bias:
             added.add("Add", result, product.bias)
         return added.finish(product.output)
 
-    def _static_per_tensor(self, product: _Product) -> list[NodeProto]:
+    def _rounded_rows(self, added: "_NodeBuilder", product: Product, size: int) -> tuple[str, str, str]:
+        """Round the rows of an activation; return the codes, and step and smallest value of rows.
+
+        Products of the same activation share them.
+        """
+        x = product.node.input[0]
+        if x not in self._rounded:
+            smallest = self._extreme(added, "ReduceMin", x, product)
+            shifted = added.add("Sub", x, smallest)
+            smallest_range = self._add_small("rows.smallest_range", np.float32(SMALLEST_RANGE))
+            largest = added.add("Max", self._extreme(added, "ReduceMax", shifted, product), smallest_range)
+            step = added.add("Mul", largest, self._add_small("rows.fraction", np.float32(1 / LEVELS)))
+            # A block as long as a row gives each row its own step.
+            codes = added.add("QuantizeLinear", shifted, step, axis=-1, block_size=size)
+            self._rounded[x] = codes, step, smallest
+        return self._rounded[x]
+
+    def _extreme(self, added: "_NodeBuilder", op: str, x: str, product: Product) -> str:
+        axis = self._add_small("rows.axis", np.array([-1]))
+        values = added.add(op, x, axis, keepdims=1)
+        if product.output in PROJECTIONS:  # of no rows for prompts, whose last axis ONNX Runtime does not reduce
+            bounds = [self._add_small(f"rows.{number}", np.array([number])) for number in (0, 1)]
+            values = added.add("Slice", values, *bounds, axis)
+        return values
+
+    def _static_per_tensor(self, product: Product) -> list[NodeProto]:
         """Replace x W + b with a static per-tensor quantized product.
 
         It is (round(x / step) W') * scales * step + b, with the same step for all rows. If x is the
@@ -351,8 +321,8 @@ class _GraphRewriter:
         values, so that `Relu` is not needed.
         """
         added, x = _NodeBuilder(product.node.name), product.node.input[0]
-        largest = self._ranges.get(x, 0.0)
-        if not largest > 0.0:
+        largest = float(np.max(self._ranges.get(x, 0)))
+        if not largest > 0:
             raise ValueError(
                 f"{self.graph.name}: calibration found only zeros for {x}; use other calibration sentences or scheme"
             )
@@ -366,7 +336,7 @@ class _GraphRewriter:
         self._integer_product(added, product, self._columns(product), rounded, step, zero, product.bias)
         return added.finish(product.output)
 
-    def _columns(self, product: _Product) -> tuple[NDArray[np.int8], Floats]:
+    def _columns(self, product: Product) -> tuple[NDArray[np.int8], Floats]:
         """Return the matrix of a product (K, N), quantized per column."""
         matrix = self._read(product.weight)
         return quantize_columns(np.ascontiguousarray(matrix.T) if product.transposed else matrix)
@@ -374,7 +344,7 @@ class _GraphRewriter:
     def _integer_product(
         self,
         added: "_NodeBuilder",
-        product: _Product,
+        product: Product,
         columns: tuple[NDArray[np.int8], Floats],
         rounded: str,
         step: np.float32,
@@ -430,7 +400,7 @@ class _GraphRewriter:
 
     def _read(self, name: str) -> Floats:
         array: Floats = numpy_helper.to_array(self._constants[name], str(self._folder))
-        return array
+        return array * self._factors[name] if name in self._factors else array
 
     def _copied(self, tensor: TensorProto) -> TensorProto:
         if tensor.data_location != TensorProto.EXTERNAL:

@@ -44,7 +44,7 @@ def measure_states(folder: Path, manifest: Manifest) -> StateRanges:
         return {}
     sessions = open_sessions(folder, manifest)
     ranges: dict[str, NDArray[np.float32]] = {}
-    for source in _sources(folder, manifest):
+    for source in calibration_sources(folder, manifest):
         tokens = list(manifest.decoder_prompt_ids(source))  # of some models, they end with an end token
         positions = len(tokens) - 1 + min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
         _, states = read_sources(sessions, [source], positions)
@@ -66,7 +66,8 @@ def _is_cache(state: State) -> bool:
     return len(state.shape) == 3 and isinstance(state.shape[1], str)
 
 
-def _sources(folder: Path, manifest: Manifest) -> Iterator[Sequence[int]]:
+def calibration_sources(folder: Path, manifest: Manifest) -> Iterator[Sequence[int]]:
+    """Return sentences in the source language of a model, and random tokens."""
     limit = manifest.limits.max_source_tokens
     tokenizer = read_tokenizer(folder / manifest.source_tokenizer)
     yield from (ids for ids in text_ids(manifest, tokenizer, sentences_of(manifest)) if len(ids) <= limit)

@@ -302,13 +302,19 @@ def greedy_outputs(sessions: Sessions, sources: Sequence[Ids]) -> list[list[int]
     lengths = [len(source) for source in sources]
     outputs: list[list[int]] = [[] for _ in sources]
     tokens, is_done = [forced[0]] * len(sources), [False] * len(sources)
+    suppressed = list(manifest.generation.suppress_tokens)
+    requested = ["logits" if manifest.shortlist is None else "top_ids"]
     for step in range(steps):
-        logits = run_step(sessions, states, tokens, [step] * len(sources), lengths, ["logits"])["logits"]
+        scores = run_step(sessions, states, tokens, [step] * len(sources), lengths, requested)
         if step + 1 < len(forced):
             tokens = [forced[step + 1]] * len(sources)
             continue
-        logits[:, list(manifest.generation.suppress_tokens)] = -np.inf
-        tokens = logits.argmax(axis=-1).tolist()
+        if manifest.shortlist is None:
+            scores["logits"][:, suppressed] = -np.inf
+            tokens = scores["logits"].argmax(axis=-1).tolist()
+        else:
+            allowed = ~np.isin(scores["top_ids"], suppressed)
+            tokens = scores["top_ids"][np.arange(len(sources)), allowed.argmax(axis=-1)].tolist()
         for row, token in enumerate(tokens):
             is_done[row] = is_done[row] or token in manifest.tokens.end_ids
             if not is_done[row]:

@@ -78,8 +78,10 @@ def _fits_half(array: NDArray[np.generic]) -> bool:
 class GraphBuilder:
     """Builder of one graph. Its methods take and return names of values."""
 
-    def __init__(self, name: str, weights: WeightFile) -> None:
+    def __init__(self, name: str, weights: WeightFile, prefix: str = "") -> None:
+        """Create a builder; `prefix` is that of the names of values without a name."""
         self._name = name
+        self.prefix = prefix
         self._weights = weights
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
@@ -124,7 +126,7 @@ class GraphBuilder:
 
     def add(self, op: str, *inputs: str, output: str | None = None, domain: str = "", **attributes: Any) -> str:
         """Add a node with one output; by default the output is named after the node."""
-        (name,) = self.add_multi(op, inputs, [output or f"{op}_{len(self._nodes)}"], domain, **attributes)
+        (name,) = self.add_multi(op, inputs, [output or self.unique(f"{self.prefix}{op}")], domain, **attributes)
         return name
 
     def add_once(self, op: str, *inputs: str, **attributes: Any) -> str:
@@ -141,7 +143,7 @@ class GraphBuilder:
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
     ) -> Sequence[str]:
         """Add a node with several outputs; "" omits an optional input or output."""
-        node = helper.make_node(op, inputs, outputs, f"{op}_{len(self._nodes)}", domain=domain, **attributes)
+        node = helper.make_node(op, inputs, outputs, self.unique(f"{self.prefix}{op}"), domain=domain, **attributes)
         self._nodes.append(node)
         return outputs
 

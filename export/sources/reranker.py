@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from sightline.base.bundle import PairTemplate
-from sightline.base.text.jinja import ChatTemplateError
+from sightline.base.text.prompt import ChatTemplateError
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.sources.chat_parts import read_pair_template
+from sightline.export.sources.chat_template import read_pair_template
 from sightline.export.sources.opened_checkpoint import Folder
 from sightline.export.sources.sentence_transformers import SentenceOptions, read_tokenizer_limit
 from sightline.export.tokenizers import special_ids

@@ -5,14 +5,15 @@ is on the tokens of each reply up to the special token that ends it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from sightline.base.errors import UsageError
-from sightline.base.text.jinja import ChatTemplateError, JinjaTemplate, find_template
+from sightline.base.text.chat import JinjaTemplate, find_template
+from sightline.base.text.prompt import ChatTemplateError
 from sightline.model.config import PretrainedConfig
 from sightline.model.data.examples import Example
 from sightline.model.data.pretrained import CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
@@ -22,37 +23,17 @@ from sightline.model.data.records import DialogueMessage, DialogueRecord, TextRe
 _NOW = datetime(2024, 7, 26)
 
 
-class CompiledTemplate:
-    def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile a Jinja template with its variables, such as `bos_token`. Raises `UsageError` if
-        Jinja is not installed, or the template is not valid.
-        """
-        try:
-            self._template = JinjaTemplate(text, special_tokens, _NOW.strftime)
-        except ChatTemplateError as error:
-            raise UsageError(f"the chat template of the checkpoint cannot be used: {error}") from None
-
-    def render(self, messages: Sequence[DialogueMessage], *, reply: bool = False) -> str:
-        """Return a dialogue as text; with `reply`, followed by the beginning of a reply. Raises
-        `UsageError` if the template rejects the dialogue, or exceeds a limit.
-        """
-        listed = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            return self._template.render(listed, reply)
-        except ChatTemplateError as error:
-            roles = ", ".join(message.role for message in messages[:8])
-            raise UsageError(
-                f"the chat template of the checkpoint rejects a dialogue of {len(messages)} messages ({roles}): {error}"
-                "; correct the dialogue, or use another checkpoint"
-            ) from None
-
-
-def read_chat_template(config: PretrainedConfig) -> CompiledTemplate | None:
-    """Compile the chat template of a checkpoint; return None if it has none."""
+def read_chat_template(config: PretrainedConfig) -> JinjaTemplate | None:
+    """Compile the chat template of a checkpoint; return None if it has none. Raises `UsageError`
+    if it is not valid.
+    """
     settings = _object(config.files.get(TOKENIZER_CONFIG))
     special_tokens = _object(config.files.get(SPECIAL_TOKENS_MAP))
-    template = find_template(config.files.get(CHAT_TEMPLATE), settings, special_tokens)
-    return None if template is None else CompiledTemplate(*template)
+    try:
+        template = find_template(config.files.get(CHAT_TEMPLATE), settings, special_tokens)
+        return None if template is None else JinjaTemplate(template, lambda: _NOW)
+    except ChatTemplateError as error:
+        raise UsageError(f"the chat template of the checkpoint cannot be used: {error}") from None
 
 
 def _object(text: str | None) -> dict[str, Any]:
@@ -66,7 +47,7 @@ def _object(text: str | None) -> dict[str, Any]:
 class DialogueEncoder:
     """Encodes dialogues as token ids, and marks the tokens of the replies."""
 
-    def __init__(self, template: CompiledTemplate, tokenizer: Tokenizer) -> None:
+    def __init__(self, template: JinjaTemplate, tokenizer: Tokenizer) -> None:
         self._template = template
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.encode_special_tokens = False  # the template names special tokens
@@ -77,13 +58,13 @@ class DialogueEncoder:
         """Return the token ids of a dialogue, and 1 for each token of a reply, otherwise 0. Raises
         `UsageError` if the template does not allow it, or a message contains a special token.
         """
-        text = self._template.render(messages)
+        text = self._render(messages)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         self._check_messages(messages)
         mask = [0] * len(encoding.ids)
         for index, message in enumerate(messages):
             if message.role == "assistant":
-                start = self._template.render(messages[:index], reply=True)
+                start = self._render(messages[:index], reply=True)
                 if not text.startswith(start):
                     raise UsageError(
                         "the chat template of the checkpoint changes earlier messages of a dialogue when a reply "
@@ -95,9 +76,20 @@ class DialogueEncoder:
     def prompt(self, messages: Sequence[DialogueMessage]) -> list[int]:
         """Return the token ids of a dialogue that ends with the beginning of a reply."""
         self._check_messages(messages)
-        text = self._template.render(messages, reply=True)
+        text = self._render(messages, reply=True)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def _render(self, messages: Sequence[DialogueMessage], *, reply: bool = False) -> str:
+        listed = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return self._template.render(listed, reply=reply)
+        except ChatTemplateError as error:
+            roles = ", ".join(message.role for message in messages[:8])
+            raise UsageError(
+                f"the chat template of the checkpoint rejects a dialogue of {len(messages)} messages ({roles}): {error}"
+                "; correct the dialogue, or use another checkpoint"
+            ) from None
 
     def _check_messages(self, messages: Sequence[DialogueMessage]) -> None:
         for message in messages:

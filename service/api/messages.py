@@ -1,4 +1,4 @@
-"""Messages of a dialogue with a chat model, and the prompt that they become."""
+"""Messages of a dialogue with a chat model."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from sightline.base.text.chat_prompt import Prompt, Turn, apply_chat_template
+from sightline.base.text.prompt import Dialogue
 from sightline.service.api_errors import ERRORS, ApiError
 from sightline.service.body_fields import RequestBody, field_error, must_equal
 from sightline.service.inference.service import ServedModel
@@ -81,19 +81,11 @@ def check_dialogue(messages: Sequence[Message]) -> None:
             raise field_error("empty_input", ERRORS["empty_input"].message, "messages", index, "content")
 
 
-def prompt_of(model: ServedModel, messages: Sequence[Message]) -> Prompt:
-    """Format a dialogue with a model's chat template, which may refuse a second system message."""
-    template = model.manifest.chat
-    if template is None:
+def dialogue_of(model: ServedModel, messages: Sequence[Message]) -> Dialogue:
+    """Return the messages as a chat template reads them. A model without one raises `ApiError`."""
+    if model.chat is None:
         message = f"{model.name} has no chat template, so it cannot chat. GET /v1/models shows which models chat."
         raise ApiError("unsupported_task", message, field="model")
-    system = [message.content for message in messages if message.is_system]
-    if template.one_system and len(system) > 1:
-        message = f"{model.name} supports one system message in a dialogue, got {len(system)}. Join their texts."
-        raise ApiError("unsupported_parameter", message, path="messages")
-    turns: list[Turn] = [
-        ("assistant" if message.role == "assistant" else "user", message.content)
-        for message in messages
-        if not message.is_system
-    ]
-    return apply_chat_template(template, system, turns, model.source_tokenizer)
+    return Dialogue(
+        [{"role": "system" if message.is_system else message.role, "content": message.content} for message in messages]
+    )

@@ -159,6 +159,15 @@ class ModelLimits:
     max_input_tokens: Annotated[int, Field(description="Maximum tokens of an input, special tokens included.")]
     max_output_tokens: Annotated[int, Field(description="Maximum tokens of an output.")]
     vocabulary: Annotated[int, Field(description="Number of tokens in the vocabulary.")]
+    shortlist: Annotated[
+        int | None,
+        Field(
+            description="Greedy and beam search choose from at most this number of tokens, which the input makes "
+            "likely, and log-probabilities are relative to these. All tokens count for inputs with more likely "
+            "tokens, and for requests with top_logprobs, target_prefix, do_sample or parameters that change scores; "
+            "null: always."
+        ),
+    ]
 
 
 @dataclass(frozen=True)
@@ -219,6 +228,7 @@ async def show_model(call: Call, model_id: PathModel) -> ModelDetails:
     """Describe one model: its limits, its attention, its memory, and the provider that runs it."""
     manifest = call.service.find_manifest(model_id)
     model, limits, memory = call.service.models[manifest.name], manifest.limits, NO_MEMORY
+    shortlist = None if manifest.shortlist is None else manifest.shortlist.size
     if model.loaded is not None:
         model_memory = model.loaded.memory()
         memory = MemoryUse(
@@ -236,7 +246,7 @@ async def show_model(call: Call, model_id: PathModel) -> ModelDetails:
         parameters=manifest.parameters,
         dtype=manifest.dtype,
         provider=None if model.loaded is None else model.loaded.model.provider,
-        limits=ModelLimits(limits.max_source_tokens, limits.max_target_tokens, limits.vocabulary),
+        limits=ModelLimits(limits.max_source_tokens, limits.max_target_tokens, limits.vocabulary, shortlist),
         memory=memory,
         labels=list(manifest.labels),
         label_kind=manifest.label_kind if manifest.labels else None,

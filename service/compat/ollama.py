@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from sightline import __version__
-from sightline.base.bundle import ChatTemplate, Manifest, Task
-from sightline.base.text.chat_prompt import Prompt, apply_chat_template
+from sightline.base.bundle import Manifest, Task
+from sightline.base.text.prompt import Dialogue
 from sightline.service.api.endpoint import (
     CURL_JSON,
     ENGINE_ERRORS,
@@ -20,7 +20,7 @@ from sightline.service.api.endpoint import (
     EventStream,
     line_of,
 )
-from sightline.service.api.messages import prompt_of
+from sightline.service.api.messages import dialogue_of
 from sightline.service.api_errors import ApiError, ErrorCode
 from sightline.service.body_fields import Texts, construct, paths_of
 from sightline.service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, blank_before, parameters_by_temperature
@@ -86,16 +86,15 @@ async def chat(call: Call, body: DialogueBody) -> DialoguePart | EventStream:
     if not body.inputs:
         return cast(DialoguePart, response.loaded())
     continues = body.inputs[-1].role == "assistant"
-    return cast(DialoguePart | EventStream, await response.of(prompt_of(model, body.inputs), continues=continues))
+    return cast(DialoguePart | EventStream, await response.of(dialogue_of(model, body.inputs), continues=continues))
 
 
-def _prompt(model: ServedModel, body: PromptBody, text: str) -> Texts | Prompt:
-    template = model.manifest.chat
-    if template is not None and not body.raw:
-        system = [body.system] if body.system else []
-        return apply_chat_template(template, system, [("user", text)], model.source_tokenizer)
+def _prompt(model: ServedModel, body: PromptBody, text: str) -> Texts | Dialogue:
+    if model.chat is not None and not body.raw:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        return Dialogue([*system, {"role": "user", "content": text}])
     if body.system:
-        reason = "It cannot be combined with raw: true." if template else f"{model.name} has no chat template."
+        reason = "It cannot be combined with raw: true." if model.chat else f"{model.name} has no chat template."
         raise ApiError("unsupported_parameter", f"{reason} Leave it out.", path="system")
     return Texts.one(text).as_prompts()
 
@@ -129,7 +128,7 @@ class OllamaResponse:
         self._content = content
         self._continues = False  # the next token follows a text of the request
 
-    async def of(self, inputs: Texts | Prompt, *, continues: bool) -> Any:
+    async def of(self, inputs: Texts | Dialogue, *, continues: bool) -> Any:
         """Generate from the inputs and return the response.
 
         The text has a space before it if it continues a text that needs one.
@@ -239,7 +238,7 @@ async def show(call: Call, body: ShowBody) -> Shown:
         "license": manifest.license,
         "modelfile": "",
         "parameters": "\n".join(f"{name} {value}" for name, value in defaults if name and value is not None),
-        "template": "" if manifest.chat is None else template_text(manifest.chat),
+        "template": "" if manifest.chat is None else manifest.chat.program,
         "details": details_of(manifest),
         "model_info": {
             "general.architecture": family,
@@ -293,11 +292,6 @@ def size_text(count: int) -> str:
     """Return a number of weights, such as `4.9M`."""
     scale, unit = next((pair for pair in ((10**9, "B"), (10**6, "M"), (10**3, "K")) if count >= pair[0]), (1, ""))
     return f"{count / scale:.1f}{unit}" if unit else str(count)
-
-
-def template_text(template: ChatTemplate) -> str:
-    """Return the texts of a chat template for one turn: system message, user message, reply."""
-    return f"{template.begin}{template.system or ''}{template.user}{template.reply}"
 
 
 def rfc3339(seconds: float) -> str:

@@ -3,11 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from operator import itemgetter
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from sightline.base.bundle import Manifest
 from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation, NonFiniteError
@@ -16,8 +12,7 @@ from sightline.service.engine.recorded_maps import Maps
 from sightline.service.engine.request import FinishReason, GenerateRequest, StopCondition, Target
 from sightline.service.engine.sampling import best_indices
 from sightline.service.engine.scores import StepScores
-
-MIN_TOGETHER = 4  # with fewer searches, lists are faster than arrays
+from sightline.service.runtime.runner import Array
 
 
 @dataclass(frozen=True)
@@ -34,11 +29,12 @@ Candidate = tuple[int, int, float]
 
 
 class Child(NamedTuple):
-    """A candidate that becomes an open beam."""
+    """A candidate that becomes an open beam, or a finished hypothesis."""
 
     beam: int  # index of its parent
     token_id: int
     total: float
+    logprob: float  # of the token, before the processors
     stop: StopCondition | None  # has seen the token
 
 
@@ -58,7 +54,6 @@ class BeamGeneration(Generation):
         super().__init__(active, request, manifest, encoder_maps)
         self._open = [self._first]  # beam i has row self.rows[i]
         self._finished: list[Finished] = []  # the best finished hypotheses so far, best first
-        self._ranked: list[Candidate] | None = None  # from `rank_together`, for the next `advance`
         # Number of first target positions at which the states of two rows are known to be equal.
         # None are before the first new token, because rows without a beam may have failed.
         self._num_common = [[0] * request.parameters.num_beams for _ in range(request.parameters.num_beams)]
@@ -75,27 +70,27 @@ class BeamGeneration(Generation):
         return max(0, self._parameters.num_return_sequences - len(self._finished))
 
     def advance(self, scores: StepScores, beam_copies: BeamCopies) -> tuple[Target, ...]:
-        candidates, self._ranked = self._ranked, None
-        if candidates is None:
-            if not all(isfinite(scores.best(row)[1]) for row in self.rows[: len(self._open)]):
+        opened, rows, num_beams = self._open, self.rows, self._parameters.num_beams
+        for row, _ in zip(rows, opened, strict=False):
+            if not isfinite(scores.best(row)[1]):
                 raise NonFiniteError
-            if self._is_in_prefix:
-                self._read_prefix(scores)
-                return ()
-            candidates = self._candidates(scores)
-        num_beams, num_tokens = self._parameters.num_beams, self._num_tokens + 1
+        if self._is_in_prefix:
+            self._read_prefix(scores)
+            return ()
+        num_tokens, is_processed = self._num_tokens + 1, self._is_processed
         children: list[Child] = []
-        for rank, (beam, token_id, total) in enumerate(candidates):
+        for rank, (beam, token_id, total) in enumerate(self._candidates(scores, is_processed)):
             if len(children) == num_beams or total == -inf:  # forbidden tokens come last
                 break
-            stop = self._open[beam].stop
-            if stop is not None:
-                stop = stop.copy()
+            parent = opened[beam]
+            stop = None if parent.stop is None else parent.stop.copy()
+            logprob = float(scores.logprobs(rows[beam])[token_id]) if is_processed else total - parent.rank_score
+            child = Child(beam, token_id, total, logprob, stop)
             reason = self._reason_after(token_id, num_tokens, stop)
             if reason is None:
-                children.append(Child(beam, token_id, total, stop))
+                children.append(child)
             elif rank < num_beams:
-                self._finish((beam, token_id, total), scores, reason)
+                self._finish(child, scores, reason)
         if self._is_over(children):
             return self._targets()
         self._grow(children, scores, beam_copies)
@@ -126,71 +121,47 @@ class BeamGeneration(Generation):
         """True if the next tokens are chosen by scores after the logits processors."""
         return self._reads_logits or self._must_end(self._open[0])
 
-    @staticmethod
-    def rank_together(searches: Sequence["BeamGeneration"], scores: StepScores) -> None:
-        """Rank the candidates of several searches at once, for the next `advance` of each.
+    def _candidates(self, scores: StepScores, is_processed: bool) -> list[Candidate]:
+        """Return the best one-token extensions of the open beams, best first.
 
-        Fewer than `MIN_TOGETHER` searches, those that need more than the top tokens, and those with
-        scores that are not finite are left to `advance`.
+        Ties are ranked by the order of their beams, then by the order of the tokens.
         """
-        if len(searches) < MIN_TOGETHER:
-            return
-        groups: dict[tuple[int, int, frozenset[int]], list[BeamGeneration]] = {}
-        for search in searches:
-            if not (search._is_in_prefix or search._is_processed):
-                key = len(search._open), search._num_candidates, search._forbidden(search._open[0])
-                groups.setdefault(key, []).append(search)
-        for (num_open, count, forbidden), group in groups.items():
-            rows = np.array([search.rows[:num_open] for search in group])
-            ids, logprobs = _top_allowed(scores, rows, count, forbidden)
-            sums = np.array([[beam.rank_score for beam in search._open] for search in group])
-            is_finite = np.all(np.isfinite(logprobs[:, :, 0]), axis=1)
-            ranked = _best(ids, logprobs, sums, count)
-            for search, candidates, is_usable in zip(group, ranked, is_finite.tolist(), strict=True):
-                search._ranked = candidates if is_usable else None
-
-    def _candidates(self, scores: StepScores) -> list[Candidate]:
-        """Return the best one-token extensions of the open beams, best first."""
         count = self._num_candidates
-        if self._is_processed:
-            ids, logprobs = self._best_of_all(scores, count)
-            sums = np.array([beam.rank_score for beam in self._open])
-            return _best(ids[None], logprobs[None], sums[None], count)[0]
-        forbidden = self._forbidden(self._open[0])
-        candidates: list[Candidate] = []
-        for beam, (row, hypothesis) in enumerate(zip(self.rows, self._open, strict=False)):
+        forbidden = frozenset[int]() if is_processed else self._forbidden(self._open[0])
+        per_beam = count
+        if self.request.stop is None and self._num_tokens + 1 < self._max_tokens:
+            # At most `num_beams` extensions of a beam continue, and only end tokens do not.
+            per_beam = self._parameters.num_beams + len(self._end_ids)
+        ids: list[int] = []
+        totals: list[float] = []
+        for row, hypothesis in zip(self.rows, self._open, strict=False):
+            if is_processed:
+                top_ids, logprobs = self._best_processed(hypothesis, scores.logprobs(row), per_beam)
+            else:
+                top_ids, logprobs = scores.top_of(row, per_beam + len(forbidden))
             score = hypothesis.rank_score
-            candidates += [
-                (beam, token_id, -inf if token_id in forbidden else score + logprob)
-                for token_id, logprob in zip(*scores.top_of(row, count + len(forbidden)), strict=True)
-            ]
-        candidates.sort(key=itemgetter(2), reverse=True)  # equal ones keep their order
-        return candidates[:count]
+            ids += top_ids
+            totals += [score + logprob for logprob in logprobs]
+        if forbidden:
+            totals = [-inf if token_id in forbidden else total for token_id, total in zip(ids, totals, strict=True)]
+        per_beam = len(ids) // len(self._open)
+        best = sorted(range(len(ids)), key=totals.__getitem__, reverse=True)  # equal ones keep their order
+        return [(index // per_beam, ids[index], totals[index]) for index in best[:count]]
 
-    def _best_of_all(self, scores: StepScores, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the best tokens (beams, count) after the processors, and their scores."""
-        processed = [
-            self._processed(hypothesis, scores.logprobs(row))
-            for row, hypothesis in zip(self.rows, self._open, strict=False)
-        ]
-        ids = np.stack([best_indices(row_scores, count) for row_scores in processed])
-        return ids, np.take_along_axis(np.stack(processed), ids, axis=1)
+    def _best_processed(self, hypothesis: Hypothesis, logprobs: Array, count: int) -> tuple[list[int], list[float]]:
+        """Return the best tokens after the processors, and their scores."""
+        processed = self._processed(hypothesis, logprobs)
+        ids = best_indices(processed, count)
+        return ids.tolist(), processed[ids].tolist()
 
-    def _logprob(self, scores: StepScores, beam: int, token_id: int, total: float) -> float:
-        """Return the model's log-probability of a candidate's token."""
-        if self._is_processed:  # `total` has the processed log-probability
-            return float(scores.logprobs(self.rows[beam])[token_id])
-        return total - self._open[beam].rank_score
-
-    def _finish(self, candidate: Candidate, scores: StepScores, reason: FinishReason) -> None:
-        beam, token_id, total = candidate
-        rank_score = self._penalised(total, self._num_tokens + 1)
+    def _finish(self, child: Child, scores: StepScores, reason: FinishReason) -> None:
+        rank_score = self._penalised(child.total, self._num_tokens + 1)
         if len(self._finished) == self._parameters.num_beams:
             if rank_score <= self._finished[-1].rank_score:
                 return
             del self._finished[-1]
-        hypothesis = self._open[beam].fork()
-        self._append(hypothesis, scores, self.rows[beam], token_id, self._logprob(scores, beam, token_id, total))
+        hypothesis = self._open[child.beam].fork()
+        self._append(hypothesis, scores, self.rows[child.beam], child.token_id, child.logprob)
         self._finished.append(Finished(hypothesis, reason, rank_score))
         self._finished.sort(key=lambda finished: -finished.rank_score)
 
@@ -211,27 +182,20 @@ class BeamGeneration(Generation):
                 assigned[child.beam] = child
             else:
                 others.append(child)
+        grown = [*parents, *parents[:1] * num_beams][:num_beams]
         if others:
             num_read = len(self.decoder_prompt_ids) + self._num_tokens  # by each row
             for index, child in zip([i for i, slot in enumerate(assigned) if slot is None], others, strict=True):
-                assigned[index] = child
+                assigned[index], grown[index] = child, parents[child.beam].fork()
                 changed = slice(self._num_common[index][child.beam], num_read)
                 beam_copies.append((rows[child.beam], rows[index], changed))
                 self._note_copy(child.beam, index, num_read)
-        grown = [
-            (
-                child,
-                parents[child.beam] if child.beam == index else parents[child.beam].fork(),
-                self._logprob(scores, child.beam, child.token_id, child.total),
-            )
-            for index, child in enumerate(assigned)
-            if child is not None
-        ]
-        self._open = [hypothesis for _, hypothesis, _ in grown]
-        for (child, hypothesis, logprob), row in zip(grown, rows, strict=False):
-            self._append(hypothesis, scores, rows[child.beam], child.token_id, logprob)
-            hypothesis.rank_score, hypothesis.stop = child.total, child.stop
-            scores.set_next_token(row, child.token_id)
+        self._open = grown
+        for row, hypothesis, new in zip(rows, grown, assigned, strict=False):
+            assert new is not None
+            beam, token_id, hypothesis.rank_score, logprob, hypothesis.stop = new
+            self._append(hypothesis, scores, rows[beam], token_id, logprob)
+            scores.set_next_token(row, token_id)
 
     def _note_copy(self, source: int, target: int, num_read: int) -> None:
         """Update the numbers of common positions after a copy of a whole row."""
@@ -261,33 +225,3 @@ class BeamGeneration(Generation):
             self._target(finished.hypothesis, finished.reason, self._parameters.length_penalty)
             for finished in self._finished[: self._parameters.num_return_sequences]
         )
-
-
-def _top_allowed(
-    scores: StepScores, rows: NDArray[np.int64], count: int, forbidden: frozenset[int]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return top tokens of rows and their log-probabilities, which are -inf for forbidden tokens.
-
-    Both arrays have the shape (*rows.shape, at least count); `count` of them are allowed.
-    """
-    ids, logprobs = scores.top(rows, count + len(forbidden))
-    if forbidden:
-        logprobs[np.isin(ids, list(forbidden))] = -np.inf
-    return ids, logprobs
-
-
-def _best(
-    ids: NDArray[np.int64], logprobs: NDArray[np.float32], sums: NDArray[np.float64], count: int
-) -> list[list[Candidate]]:
-    """Return the `count` best candidates of each search, best first.
-
-    Ties are ranked by the order of their beams, then by the order of the tokens. `ids` and
-    `logprobs`, after the processors, are (searches, beams, tokens); `sums` is (searches, beams).
-    """
-    num_searches, num_beams, num_tokens = ids.shape
-    totals = (logprobs + sums[:, :, None]).reshape(num_searches, -1)
-    best = np.argsort(-totals, axis=1, kind="stable")[:, :count]
-    beams = best // num_tokens
-    best = best + np.arange(0, ids.size, num_beams * num_tokens)[:, None]
-    columns = beams.tolist(), ids.ravel()[best].tolist(), totals.ravel()[best].tolist()
-    return [list(zip(*parts, strict=True)) for parts in zip(*columns, strict=True)]

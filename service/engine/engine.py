@@ -592,7 +592,6 @@ class Engine:
         generations = self._rows.generations_of(rows)
         num_skipping = self._rows.first_free - len(self._rows) if len(rows) == len(self._rows) else 0
         scores = StepScores(outputs, rows.start, num_skipping)
-        BeamGeneration.rank_together([search for search in generations if isinstance(search, BeamGeneration)], scores)
         beam_copies: BeamCopies = []
         events = [(generation, self._advance(generation, scores, beam_copies, now)) for generation in generations]
         self._rows.advance(rows, scores.next_ids, beam_copies)

@@ -142,6 +142,8 @@ class Generation(RowOwner, ABC):
         self.outputs = map_outputs(manifest, request.attention, STEP_KINDS)
         if self._prefix or self._reads_logits or self._forces_end:
             self.outputs |= VOCABULARY_OUTPUTS
+        # True: tokens are chosen from the whole vocabulary, even if the model has a shortlist.
+        self.needs_vocabulary = bool(parameters.top_logprobs) or not VOCABULARY_OUTPUTS.isdisjoint(self.outputs)
 
     def set_prompt_maps(self, blocks: Sequence[Maps]) -> None:
         """Set the decoder maps of the prompt's chunks, before the first step."""
@@ -240,7 +242,8 @@ class Generation(RowOwner, ABC):
         return changed
 
     def _append(self, hypothesis: Hypothesis, scores: StepScores, row: int, token_id: int, logprob: float) -> None:
-        hypothesis.append(token_id, logprob, scores.alternatives(row, self._num_alternatives))
+        count = self._num_alternatives
+        hypothesis.append(token_id, logprob, scores.alternatives(row, count) if count else ())
 
     def _reason_to_end(self, hypothesis: Hypothesis) -> FinishReason | None:
         """Return the finish reason if a hypothesis ends with its last token."""

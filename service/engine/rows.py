@@ -19,7 +19,7 @@ from sightline.base.bundle import PREFILL_TOKENS, Manifest
 from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
 from sightline.service.engine.request import EncodeRequest, GenerateRequest, Request
 from sightline.service.engine.scheduler import RowCounts
-from sightline.service.engine.scores import TOP_OUTPUTS
+from sightline.service.engine.scores import TOP_OUTPUTS, VOCABULARY_OUTPUTS
 from sightline.service.runtime.runner import Array, Int32, Int64, Runner
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class Rows:
         self._token_ids = np.zeros(runner.max_rows, np.int64)  # next input token of each row
         self._lengths = np.zeros(runner.max_rows, np.int32)  # number of tokens that each row has processed
         self._source_lengths = np.zeros(runner.max_rows, np.int32)  # without hidden source tokens
+        self._whole = np.zeros(runner.max_rows, np.bool_)  # rows that need scores of the whole vocabulary
         self.record_maps = False  # a running generation records attention maps
         self._outputs: tuple[str, ...] = ()  # outputs of the next step that the generations need
 
@@ -114,6 +115,7 @@ class Rows:
         for row, (generation, _) in enumerate(owners, first):
             generation.rows.append(row)
             self._owners.append(generation)
+            self._whole[row] = generation.needs_vocabulary
         self._running.update((generation, None) for generation, _ in newcomers)
         self._num_running = first + num_first
         self._choose_outputs()
@@ -202,7 +204,7 @@ class Rows:
         if source == target:
             return
         self._runner.move(source, target, int(self._lengths[source]), int(self._source_lengths[source]))
-        for column in (self._token_ids, self._lengths, self._source_lengths):
+        for column in (self._token_ids, self._lengths, self._source_lengths, self._whole):
             column[target] = column[source]
         owner = self._owners[target] = self._owners[source]
         owner.rows[owner.rows.index(source)] = target
@@ -235,7 +237,10 @@ class Rows:
 
         A step that raises can be repeated for all or some of its rows, see `Runner.step`.
         """
-        return self._runner.step(*self._inputs(rows), self._outputs, first=rows.start)
+        whole, outputs = self._whole[rows.start : rows.stop], self._outputs
+        if not (self._runner.manifest.is_decoder_only or whole.any()):
+            outputs = tuple(name for name in outputs if name not in VOCABULARY_OUTPUTS)
+        return self._runner.step(*self._inputs(rows), outputs, first=rows.start, whole=whole)
 
     def step_each(self, rows: range) -> Mapping[str, Array] | None:
         """Run one decoder step for each row alone, after `step` has failed for all of them.
@@ -253,7 +258,10 @@ class Rows:
                 by_index[index] = {name: array.copy() for name, array in outputs.items()}
         if not by_index:
             return None
-        parts = {name: {index: outputs[name] for index, outputs in by_index.items()} for name in self._outputs}
+        parts: dict[str, dict[int, Array]] = {}
+        for index, outputs in by_index.items():
+            for name, array in outputs.items():
+                parts.setdefault(name, {})[index] = array
         return {name: _join(arrays, len(rows)) for name, arrays in parts.items()}
 
     def _inputs(self, rows: range) -> tuple[Int64, Int32, Int32]:

@@ -1,10 +1,11 @@
 """Scores of the next token of each row, the result of a decoder step."""
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
 
-from sightline.service.runtime.runner import Array, Int64
+from sightline.service.runtime.runner import Array
 
 TOP_OUTPUTS = frozenset({"top_ids", "top_logprobs"})  # decoder outputs that every row needs
 VOCABULARY_OUTPUTS = frozenset({"logits", "logprobs"})  # over the whole vocabulary; needed by few rows
@@ -40,15 +41,15 @@ class StepScores:
         """
         return self._best_ids[row - self._first], self._best_logprobs[row - self._first]
 
-    def top(self, rows: Int64, count: int) -> tuple[Array, Array]:
-        """Return copies (*rows.shape, count) of the top token ids and log-probabilities of rows."""
-        indices = rows - self._first
-        return self._top_ids[indices, :count], self._top_logprobs[indices, :count]
+    @functools.cached_property
+    def _top(self) -> tuple[list[list[int]], list[list[float]]]:
+        return self._top_ids.tolist(), self._top_logprobs.tolist()
 
     def top_of(self, row: int, count: int) -> tuple[list[int], list[float]]:
         """Return the top `count` token ids of one row, best first, and their log-probabilities."""
+        ids, logprobs = self._top
         index = row - self._first
-        return self._top_ids[index, :count].tolist(), self._top_logprobs[index, :count].tolist()
+        return ids[index][:count], logprobs[index][:count]
 
     def logits(self, row: int) -> Array:
         """Return the logits (V,) of a row as a view that must not be modified."""

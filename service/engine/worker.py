@@ -101,10 +101,9 @@ class Worker:
         return self._has_died
 
     @property
-    def step_seconds(self) -> float:
-        """Duration of the running step in seconds; 0 if no step is running."""
-        started = self._step_started
-        return 0.0 if started is None else time.monotonic() - started
+    def step_started(self) -> float | None:
+        """Start of the running step on the clock `time.monotonic`; None if no step is running."""
+        return self._step_started
 
     async def end_step(self, timeout_s: float) -> str | None:
         """End the running step by terminating its graph; the model must then be removed.

@@ -42,6 +42,7 @@ from sightline.service.logs import FIELDS, access_logger
 from sightline.service.metrics import Metrics
 from sightline.service.traces import OPERATIONS, PARAMETERS, trace_id
 
+FULL_S = 1.0  # after a rejection by a full queue, the next ones are expected
 MAX_LOGGED = 200  # characters of a text that the client chose
 LARGE_BYTES = 65_536  # above this size, the transport applies back pressure
 EVENT_HEADERS = [
@@ -49,6 +50,8 @@ EVENT_HEADERS = [
     (b"x-accel-buffering", b"no"),  # otherwise nginx buffers the events
 ]
 NO_MATCH: tuple[Match, Scope] = (Match.NONE, {})  # creating it takes longer than all else in `matches`
+RECORD = vars(logging.LogRecord(access_logger.name, logging.INFO, "", 0, "request", None, None))
+LEVELS = {level: logging.getLevelName(level) for level in (logging.DEBUG, logging.INFO)}
 logger = logging.getLogger(__name__)
 
 OnRejection = Callable[[ApiError, str], None]  # takes the error and the request id
@@ -57,10 +60,16 @@ OnRejection = Callable[[ApiError, str], None]  # takes the error and the request
 def log_call(level: int, fields: dict[str, Any]) -> None:
     """Log the access log line of a finished call."""
     if access_logger.isEnabledFor(level):
-        # Created here, because the logger would look up the calling line of code, which costs more
-        # than the rest.
-        record = logging.LogRecord(access_logger.name, level, "", 0, "request", None, None)
-        setattr(record, FIELDS, fields)
+        # Copied, because creating a record costs more than the rest: it looks up the process, the
+        # thread and the calling line of code.
+        record = logging.LogRecord.__new__(logging.LogRecord)
+        record.__dict__ = {
+            **RECORD,
+            "created": time.time(),
+            "levelno": level,
+            "levelname": LEVELS[level],
+            FIELDS: fields,
+        }
         access_logger.handle(record)
 
 
@@ -94,7 +103,7 @@ class CallLog:
             await self._app(scope, receive, call.send)
         finally:
             call.close()
-            self._log_end(call)
+            self.log_end(call)
             # Reference cycles would keep each call, with its results, until the garbage collector
             # runs.
             del scope[CALL]
@@ -102,7 +111,7 @@ class CallLog:
                 call.exchange.on_lost = None
                 del scope[EXCHANGE]
 
-    def _log_end(self, call: HttpCall) -> None:
+    def log_end(self, call: HttpCall) -> None:
         """Count and log a finished call."""
         exchange, status, code = call.exchange, call.status, call.code
         if exchange is not None:
@@ -193,13 +202,15 @@ class ErrorSender:
             await self._app(scope, receive, send)
             return
         call: HttpCall = scope[CALL]
-        call.check_access = self._check_access
+        call.check_access = self.check_access
         try:
             try:
                 # HEAD has the headers of GET (RFC 9110, 9.1); the server omits the body.
                 await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)
             except ApiError as error:
                 if error.code in ("overloaded", "rate_limit_exceeded"):
+                    if error.limit in ("waiting_sequences", "waiting_bytes"):
+                        self._service.full_until = time.monotonic() + FULL_S
                     await self._service.rejection_pacer.wait()
                 await _send_error(call, send, error)
             except ClientGoneError:
@@ -212,7 +223,7 @@ class ErrorSender:
         except asyncio.CancelledError:  # by uvicorn, at the end of the shutdown timeout
             await _send_error(call, send, ApiError("draining"))
 
-    def _check_access(self, call: HttpCall, endpoint: Endpoint | None) -> None:
+    def check_access(self, call: HttpCall, endpoint: Endpoint | None) -> None:
         """Check the host, the port and the API key of a call; see `authorize`."""
         if endpoint is not None:
             if endpoint.path not in POLLED_ROUTES and not self._hosts.allow(call.headers.get(b"host")):

@@ -13,25 +13,28 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from sightline.service.api.endpoint import NATIVE_ERRORS
+from sightline.service.api.endpoint import NATIVE_ERRORS, ErrorFormat
 from sightline.service.api_errors import CLIENT_GONE, ApiError
 from sightline.service.http.connections import ConnectionLimits
 from sightline.service.http.dispatch import OnRejection
+from sightline.service.http.early_rejection import EarlyRejection
+from sightline.service.http.http_call import HttpCall
 from sightline.service.http.incoming import EXCHANGE, Exchange, IncomingBodies
 from sightline.service.settings import Settings
 
 MAX_HEAD_BYTES = 32 * 1024  # includes the trailers of a body
 MAX_UNSENT_BYTES = 64 * 1024  # unsent bytes that the kernel buffers
 MAX_UNCOUNTED_BYTES = 16 * 1024  # a body that arrives at once is read in the next loop iteration
-LINGER_S = 1.0
+LINGER_S = 1.0  # a client that gets an error reads it, or sends more, within this time
 READER_CHECKS = 50  # checks of a reader's progress within its timeout
 MAX_PIPELINED = 32  # requests of a connection that wait for earlier responses
+NOBODY_WAITS = asyncio.Event()
 
 # Stricter than the HTTP parser, as RFC 9110 and 9112 require.
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
@@ -49,19 +52,23 @@ def num_unread(transport: asyncio.Transport) -> int:
     return unwritten + int(struct.unpack("i", queued)[0])
 
 
-def error_response(error: ApiError, request_id: str) -> bytes:
-    """Return the bytes of a complete error response that closes the connection."""
-    body = NATIVE_ERRORS.write(error, error.message({}), None, request_id)
+def error_response(
+    error: ApiError,
+    request_id: str,
+    error_format: ErrorFormat = NATIVE_ERRORS,
+    own: Sequence[tuple[bytes, bytes]] = ((b"connection", b"close"),),
+) -> bytes:
+    """Return the bytes of a complete error response, with additional headers."""
+    body = error_format.write(error, error.message({}), None, request_id)
     headers = {
         **dict(error.headers()),
         b"content-length": str(len(body)).encode(),
         b"x-request-id": request_id.encode(),
         b"x-content-type-options": b"nosniff",
-        b"connection": b"close",
+        **dict(own),
     }
     lines = [name + b": " + value + b"\r\n" for name, value in headers.items()]
-    status = HTTPStatus(error.kind.status)
-    return b"".join([b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()), *lines, b"\r\n", body])
+    return b"".join([STATUS_LINE[error_format.status(error.code)], *lines, b"\r\n", body])
 
 
 def check_head(method: bytes, target: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -114,7 +121,8 @@ class GuardedProtocol(HttpToolsProtocol):
       because too many arrive at once, `receive_body` raises the error in its route.
     - Errors are sent after the responses to earlier requests; then the connection is closed.
     - Pipelining: at most `MAX_PIPELINED` requests are read. The connection is closed after their
-      responses; the reset can overtake the last of them.
+      responses.
+    - Close: if a request is still arriving, the rest of it is read and discarded (see `_linger`).
     - Response: if the client reads nothing for `client_timeout_s`, the connection is aborted, even
       if it was already closed. Clients acknowledge in steps of up to 200 kB, so a client that
       reads less than this within the timeout may be cut off too.
@@ -127,6 +135,7 @@ class GuardedProtocol(HttpToolsProtocol):
         connections: ConnectionLimits,
         bodies: IncomingBodies,
         on_rejection: OnRejection,
+        early: EarlyRejection,
         on_end: Callable[[], None] | None = None,
         elsewhere: tuple[int, int] = (0, 0),
         **options: Any,
@@ -143,14 +152,19 @@ class GuardedProtocol(HttpToolsProtocol):
         self._connections = connections
         self._bodies = bodies
         self._on_rejection = on_rejection
+        self._early = early
+        self._received = b""  # bytes that are being parsed
+        self._unsent = b""  # error of a connection beyond a limit, until its client sends something
         self._address: str | None = None  # client address while the connection is counted
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_in_body = False
         self._is_rejected = False  # further data is ignored
         self._is_lingering = False
+        self._linger_until = 0.0  # latest end, on the loop's clock
         self._rejection: ApiError | None = None  # sent after the responses to earlier requests
         self._unparsed_bytes = 0  # bytes of an incomplete head or chunk header
+        self._cycle_transport: Any = None  # transport of the cycles
         self._exchange: Any = None  # exchange of the newest request
         self._earlier: deque[Any] = deque()  # earlier cycles that may still be running
         self._unread = 0  # last value of `num_unread`
@@ -169,15 +183,22 @@ class GuardedProtocol(HttpToolsProtocol):
             self._is_rejected = True
             if self._on_end is not None:
                 self._on_end()
-            self.transport.write(error_response(error, secrets.token_hex(12)))
+            self._unsent = error_response(error, secrets.token_hex(12))
             if self._connections.may_linger(sock.fileno()):
-                self._linger()
+                self._is_lingering = True
+                self._connections.num_lingering += 1
+                self._read_timer = self.loop.call_later(LINGER_S, self._answer_rejected)
             else:
+                self.transport.write(self._unsent)
                 self._close()
             return
         self._address = address
         # Otherwise the kernel buffers megabytes, which hides a slow reader for a long time.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
+        # A cycle closes its transport after the last response, even if a body is still arriving.
+        self._cycle_transport = SimpleNamespace(
+            write=transport.write, is_closing=transport.is_closing, close=self._close_after_response
+        )
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -197,20 +218,28 @@ class GuardedProtocol(HttpToolsProtocol):
                     cycle.scope[EXCHANGE].lose(self._lost_code)
                 cycle.disconnected = True
                 cycle.message_event.set()
+        if self._cycle_transport is not None:
+            self._cycle_transport.close = self.transport.close  # no reference to this object
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._is_rejected:
+            if self._unsent:
+                self._answer_rejected()
+            elif self._is_lingering:
+                self._linger_longer()
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
         self._unparsed_bytes += len(data)
+        self._received = data
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._reject(ApiError("malformed_request"))
+        self._received = b""
         if self._unparsed_bytes > MAX_HEAD_BYTES:
             self._reject(ApiError("headers_too_large"))
         # A complete request needs no timer, and a small complete body is not counted.
@@ -218,6 +247,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._wait_for_body()
         elif self._unparsed_bytes and self._read_timer is None and not self._is_rejected:
             self._arm_head_timer()
+
+    def _answer_rejected(self) -> None:
+        """Send the error of a connection beyond a limit; no client expects it before it sends."""
+        self.transport.write(self._unsent)
+        self._unsent = b""
+        self._linger()
 
     def _wait_for_body(self) -> None:
         if self._is_rejected:
@@ -272,12 +307,51 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._read_timer is not None:
             self._stop_reading_timer()
         self.url = target
+        if self._early.service.full_until > self.loop.time() and not self._earlier and self._reject_early():
+            return
         super().on_headers_complete()
         self.headers = []  # will hold the trailers, which are not used
         # The application's task exists, but starts only after this callback has returned.
+        self.cycle.transport = self._cycle_transport
         self._exchange = Exchange(self._bodies, self.cycle, self._break_off, has_turn=not self._earlier)
         scope: Any = self.cycle.scope
         scope[EXCHANGE] = self._exchange
+
+    def _reject_early(self) -> bool:
+        """Reject a request from its head if that is certain; its body is discarded."""
+        self.scope["method"] = self.parser.get_method().decode()
+        length, body = dict(self.headers).get(b"content-length"), self._received.partition(b"\r\n\r\n")[2]
+        found = self._early.find(self.scope, self.url, body if length == b"%d" % len(body) else None)
+        if found is None:
+            return False
+        # In place of a cycle of uvicorn. After `Expect`, the client may send a body or not.
+        is_last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
+        cycle: Any = SimpleNamespace(
+            scope={},
+            response_complete=False,
+            disconnected=False,
+            keep_alive=not is_last and not self.expect_100_continue,
+            message_event=NOBODY_WAITS,
+        )
+        self.cycle = cycle
+        self._exchange = Exchange(self._bodies, cycle, self._break_off, has_turn=True, rejection=found[1])
+        pacer = self._early.service.rejection_pacer
+        if delay := pacer.begin():
+            self.loop.call_later(delay, self._send_early, cycle, *found)
+            self.loop.call_later(delay, pacer.end)
+        else:
+            self._send_early(cycle, *found)
+        return True
+
+    def _send_early(self, cycle: Any, call: HttpCall, error: ApiError) -> None:
+        self._early.log_end(call)
+        cycle.response_complete = True
+        if not self.transport.is_closing():
+            headers = [*self.server_state.default_headers, *(() if cycle.keep_alive else [(b"connection", b"close")])]
+            self.transport.write(error_response(error, call.request_id, call.error_format, headers))
+            if not cycle.keep_alive:
+                self._close_after_response()
+            self.on_response_complete()
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
@@ -292,10 +366,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self._reject(ApiError("headers_too_large"))
         self._is_in_body = False
         self._unparsed_bytes = 0
-        if self._read_timer is not None:
-            self._stop_reading_timer()
         if self._is_rejected:
             return
+        if self._read_timer is not None:
+            self._stop_reading_timer()
         super().on_message_complete()
         exchange = self._exchange
         exchange.is_complete = True
@@ -319,7 +393,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _on_late_body(self) -> None:
         self._read_timer = None
         if self.cycle.response_complete:
-            self._close()
+            self._linger()
 
     def _stop_reading_timer(self) -> None:
         if self._read_timer is not None:
@@ -336,7 +410,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._rejection = error
             self._send_rejection()
         elif self.cycle.response_complete:
-            self._close()
+            self._linger()
         else:
             self.cycle.keep_alive = False
             self._exchange.reject(error)
@@ -352,18 +426,32 @@ class GuardedProtocol(HttpToolsProtocol):
             self._rejection = None
             self._linger()
 
+    def _close_after_response(self) -> None:
+        """Close the connection after the last response, once the client can read it."""
+        if self._is_in_body or self._is_rejected or self.pipeline:
+            self._linger()
+        else:
+            self._close()
+
     def _linger(self) -> None:
-        """Close the connection after `LINGER_S`, so that the client can read the response.
+        """Close the connection once its client closes it or pauses, so that it gets the response.
 
         If received data is unread at close, the kernel resets the connection, and the reset can
         overtake the response.
         """
-        self._is_lingering = True
-        self._connections.num_lingering += 1
+        self._connections.num_lingering += not self._is_lingering
+        self._is_rejected = self._is_lingering = True
         self.transport.write_eof()
         self.flow.resume_reading()
         self._unset_keepalive_if_required()
-        self._read_timer = self.loop.call_later(LINGER_S, self._close)
+        most_s = LINGER_S if self._address is None else self._settings.client_timeout_s
+        self._linger_until = self.loop.time() + most_s
+        self._linger_longer()
+
+    def _linger_longer(self) -> None:
+        self._stop_reading_timer()
+        delay = min(LINGER_S, self._linger_until - self.loop.time())
+        self._read_timer = self.loop.call_later(max(0.0, delay), self._close)
 
     # Writing
 
@@ -379,6 +467,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def on_response_complete(self) -> None:
+        if self._is_lingering:  # no further request is read
+            return
         super().on_response_complete()
         if self._rejection is not None:
             self._send_rejection()
@@ -390,8 +480,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def shutdown(self) -> None:
-        super().shutdown()
-        self._watch_closing()
+        if self._is_in_body and self.cycle.response_complete:
+            self._linger()
+        elif not self._is_lingering:
+            super().shutdown()
+            self._watch_closing()
 
     def _break_off(self, cycle: Any) -> None:
         """Close the connection after an incomplete response, which uvicorn does not log."""

@@ -46,6 +46,7 @@ class AdmissionController:
         # Error of admitted calls that can no longer use the engine, because the model is unloaded.
         self.close_code: FailureCode | None = None
         self._open: set[Reservation] = set()
+        self._of_holder: dict[str, Reservation] = {}  # sums of the calls of an API key, or of an address without keys
         self.num_sequences = 0
         self.num_bytes = 0
         self.num_tokens = 0
@@ -74,9 +75,24 @@ class AdmissionController:
             reservation.num_sequences = min(sequences, max(1, self._max_sequences // 2))
             reservation.num_bytes = min(num_bytes, max(1, self._max_bytes // 2))
         self._open.add(reservation)
-        self.num_sequences += reservation.num_sequences
-        self.num_bytes += reservation.num_bytes
+        self._count(reservation)
         return reservation
+
+    def _count(self, reservation: "Reservation", sign: int = 1) -> None:
+        """Add a call to the sums of all calls and of its holder, or subtract it."""
+        holder = reservation.caller or reservation.address
+        own = self._of_holder.setdefault(holder, Reservation(0, 0, 0.0))
+        for total in (self, own):
+            total.num_sequences += sign * reservation.num_sequences
+            total.num_bytes += sign * reservation.num_bytes
+            total.num_tokens += sign * reservation.num_tokens
+        if not (own.num_sequences or own.num_bytes or own.num_tokens):
+            del self._of_holder[holder]
+
+    def check_space(self, num_bytes: int, caller: str, address: str) -> None:
+        """Reject a call that `reserve` would reject even with a single sequence."""
+        if self._open:
+            self._check_size(Reservation(1, num_bytes, 0.0, caller, address))
 
     def resize(
         self, reservation: "Reservation", sequences: int, units: float = 0.0, seconds_left: float = float("inf")
@@ -87,8 +103,7 @@ class AdmissionController:
         it is rejected, it keeps its sequences and work, and the caller must still release them.
         """
         self._open.remove(reservation)
-        self.num_sequences -= reservation.num_sequences
-        self.num_tokens -= reservation.num_tokens
+        self._count(reservation, -1)
         reservation.num_tokens = 0
         try:
             if self._open:
@@ -98,7 +113,7 @@ class AdmissionController:
             reservation.num_sequences, reservation.units = sequences, units
         finally:
             self._open.add(reservation)
-            self.num_sequences += reservation.num_sequences
+            self._count(reservation)
 
     def _check(self, new: "Reservation", seconds_left: float) -> None:
         """Reject a call that does not fit, would wait too long, or would miss its deadline.
@@ -106,22 +121,8 @@ class AdmissionController:
         The scheduler serves callers, or calls, in turn. Therefore each other one delays a new call
         by at most as much work as the new call has.
         """
-        places, units = 2 * new.num_sequences - 1, new.units
-        own = self._excess("num_sequences", places, self._max_sequences, new)
-        if own is not None:
-            raise queue_full(
-                "waiting_sequences",
-                f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting{own} "
-                f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {new.num_sequences} needs space for {places}",
-            )
-        own = self._excess("num_bytes", new.num_bytes, self._max_bytes, new)
-        if own is not None:
-            raise queue_full(
-                "waiting_bytes",
-                f"{self.num_bytes} bytes of request bodies are held{own}, and {new.num_bytes} more exceed the limit of "
-                f"{self._max_bytes} (16 MiB, or SIGHTLINE_MAX_BODY_BYTES if it is more)",
-            )
-        speed = self.throughput.units_per_s
+        self._check_size(new)
+        speed, units = self.throughput.units_per_s, new.units
         if speed is None or not units:
             return
         most_s = len(self._open) * units / speed
@@ -141,6 +142,23 @@ class AdmissionController:
             )
             raise ApiError("overloaded", message, limit="deadline")
 
+    def _check_size(self, new: "Reservation") -> None:
+        places = 2 * new.num_sequences - 1
+        own = self._excess("num_sequences", places, self._max_sequences, new)
+        if own is not None:
+            raise queue_full(
+                "waiting_sequences",
+                f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting{own} "
+                f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {new.num_sequences} needs space for {places}",
+            )
+        own = self._excess("num_bytes", new.num_bytes, self._max_bytes, new)
+        if own is not None:
+            raise queue_full(
+                "waiting_bytes",
+                f"{self.num_bytes} bytes of request bodies are held{own}, and {new.num_bytes} more exceed the limit of "
+                f"{self._max_bytes} (16 MiB, or SIGHTLINE_MAX_BODY_BYTES if it is more)",
+            )
+
     def _excess(self, name: str, more: int, limit: int, new: "Reservation") -> str | None:
         """Return None if `more` of the counter `name` fit into a limit, or a text for errors.
 
@@ -151,8 +169,7 @@ class AdmissionController:
             return ""
         holder, part = (new.caller, 1) if new.caller else (new.address, ADDRESS_SHARE)
         if holder and total + total // part + more > limit:  # otherwise it fits even if all calls are the holder's
-            calls = (call for call in self._open if (call.caller or call.address) == holder)
-            own = sum(getattr(call, name) for call in calls)
+            own = getattr(self._of_holder[holder], name) if holder in self._of_holder else 0
             if total + own // part + more > limit:
                 text = "API key, and" if new.caller else "address, and a third"
                 return f", {own} of them for this {text} as many must stay free"
@@ -176,23 +193,22 @@ class AdmissionController:
         reservation of a call that is rejected here must still be released.
         """
         tokens = min(tokens, max(1, self._max_tokens // SLICES))
-        own = self._excess("num_tokens", tokens, self._max_tokens, reservation)
-        if self.num_tokens and own is not None:
+        own = self._excess("num_tokens", tokens, self._max_tokens, reservation) if self.num_tokens else None
+        if own is not None:
             raise queue_full(
                 "waiting_tokens",
                 f"{self.num_tokens} source tokens are held{own}, and {tokens} more exceed the limit of "
                 f"{self._max_tokens} (256 times SIGHTLINE_MAX_WAITING_SEQUENCES)",
             )
-        self.num_tokens += tokens
+        self._count(reservation, -1)
         reservation.num_tokens += tokens
+        self._count(reservation)
 
     def release(self, reservation: "Reservation") -> None:
         """Release a reservation. Does nothing if it is already released."""
         if reservation in self._open:
             self._open.remove(reservation)
-            self.num_sequences -= reservation.num_sequences
-            self.num_bytes -= reservation.num_bytes
-            self.num_tokens -= reservation.num_tokens
+            self._count(reservation, -1)
 
 
 def queue_full(limit: Limit, reason: str) -> ApiError:
@@ -227,18 +243,29 @@ class RejectionPacer:
         self._next = 0.0  # time at which the next rejection may be sent
         self._num_delayed = 0
 
-    async def wait(self) -> None:
+    def begin(self) -> float:
+        """Return the seconds by which to delay a rejection; after a delay, `end` must follow."""
         if self._num_delayed >= self._max_delayed:
-            return
+            return 0.0
         now = self._clock()
         self._next = max(self._next, now - REJECTION_BURST / REJECTIONS_PER_S)
         self._next = min(self._next + 1 / REJECTIONS_PER_S, now + MAX_REJECTION_DELAY_S)
-        if self._next > now:
-            self._num_delayed += 1
+        if self._next <= now:
+            return 0.0
+        self._num_delayed += 1
+        return self._next - now
+
+    def end(self) -> None:
+        """Stop counting a delayed rejection."""
+        self._num_delayed -= 1
+
+    async def wait(self) -> None:
+        """Delay a rejection."""
+        if delay := self.begin():
             try:
-                await asyncio.sleep(self._next - now)
+                await asyncio.sleep(delay)
             finally:
-                self._num_delayed -= 1
+                self.end()
 
 
 class ResponseMemory:

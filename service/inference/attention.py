@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sightline.base.text.chat_prompt import Prompt
+from sightline.base.text.prompt import Dialogue
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded, Generated
@@ -44,7 +44,7 @@ class AttentionResult(DecoderOutputs):
 async def attention(
     call: Call,
     model: ServedModel,
-    inputs: Texts | Prompt,
+    inputs: Texts | Dialogue,
     selection: AttentionSelection,
     *,
     targets: Texts | None = None,

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel
 
 from sightline.base.bundle import PairTemplate, Task
-from sightline.base.text.chat_prompt import Prompt
 from sightline.base.text.pairs import tokenize_with_template
+from sightline.base.text.prompt import Dialogue, Prompt
 from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 from sightline.service.api_errors import ApiError, ClientGoneError
 from sightline.service.body_fields import IdLists, Texts
@@ -25,7 +25,7 @@ from sightline.service.keys import Key
 from sightline.service.quotas import RETRY_SEQUENCES_S, Grant, QuotaExceededError
 
 Ids = tuple[int, ...]
-AnyInputs = Texts | Prompt | IdLists  # texts, the prompt of a chat, or token ids
+AnyInputs = Texts | Dialogue | IdLists  # texts, the messages of a chat, or token ids
 T = TypeVar("T")
 
 # A call has at most a quarter of the sequences that may wait for a model, or 32 if that is more.

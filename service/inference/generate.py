@@ -5,7 +5,7 @@ and removes them from the results.
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import Field
 
 from sightline.base.bundle import MAX_BEAMS, Manifest
-from sightline.base.text.chat_prompt import Prompt, raw_prompt
+from sightline.base.text.prompt import ChatTemplateError, Dialogue, Prompt, raw_prompt
 from sightline.base.text.stream import StopStrings, TextStream
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api_errors import ApiError
@@ -54,6 +54,8 @@ from sightline.service.parameters import (
 )
 
 T = TypeVar("T")
+# A chat template formats a message in the time in which so many characters are tokenized, or less.
+CHARACTERS_PER_MESSAGE = 128
 FinishReason = Literal["eos", "length", "stop"]
 
 
@@ -281,7 +283,7 @@ class Decoding:
         call, model, languages, num_samples = self.call, self.model, self.languages, self.num_samples
         throughput = (call.controller or call.service.models[model.name].admission).throughput
         units = expected_work(throughput, self.parameters)[1]
-        field = "inputs" if not isinstance(inputs, Prompt) and num_samples == 1 else "num_return_sequences"
+        field = "inputs" if not isinstance(inputs, Dialogue) and num_samples == 1 else "num_return_sequences"
         count = len(inputs) * num_samples
         admitted = await call.reserve(model, count, units * count, field)
         if split is not None:
@@ -298,15 +300,17 @@ class Decoding:
             sources = check_ids(inputs, len(tokenizer), max_tokens - sum(num_added))
         else:
             items: Iterable[SingleText | PromptText]  # made in the thread that tokenizes them
-            if isinstance(inputs, Prompt):
-                items = [PromptText(inputs)]
+            sizes = list[Sized](inputs.texts)
+            if isinstance(inputs, Dialogue):
+                items = (PromptText(format_dialogue(model, dialogue)) for dialogue in [inputs])
+                sizes.append(range(CHARACTERS_PER_MESSAGE * len(inputs.messages)))
             elif inputs.are_prompts and not model.translates:
                 items = (PromptText(raw_prompt(text, tokenizer)) for text in inputs.texts)
             else:
                 items = map(SingleText, inputs.texts)
             limits = [max_tokens - sum(num_added)] * len(inputs)
             work = partial(tokenize_within_limits, tokenizer, items, inputs.index, "inputs", limits, call.deadline)
-            sources = await call.tokenize(work, inputs.texts)
+            sources = await call.tokenize(work, sizes)
         if any(num_added):
             sources = [(*languages.source_prefix, *source, *languages.source_suffix) for source in sources]
         self.num_input_tokens = sum(map(len, sources))
@@ -511,3 +515,13 @@ def reason_against_hiding(manifest: Manifest) -> str | None:
     if any(maps.kind == "cross" and (maps.window is not None or maps.by_position) for maps in manifest.attention):
         return "its attention depends on the positions of source tokens"
     return None
+
+
+def format_dialogue(model: ServedModel, dialogue: Dialogue) -> Prompt:
+    """Format a dialogue with the chat template of a model. Raises `ApiError` if it rejects it."""
+    assert model.chat is not None, "only a model that chats gets a dialogue"
+    try:
+        return model.chat.prompt(dialogue)
+    except ChatTemplateError as error:
+        message = f"The chat template of {model.name} cannot format these messages: {error.reason[:200]}."
+        raise ApiError("invalid_parameter", message, path="messages") from None

@@ -77,7 +77,11 @@ class OutputToken:
     id: Annotated[int, Field(description="Token id.")]
     text: Annotated[str, Field(description="Text of the token.")]
     logprob: Annotated[
-        float, Field(description="Natural logarithm of the probability, before temperature, penalties and filters.")
+        float,
+        Field(
+            description="Natural logarithm of the probability, before temperature, penalties and filters. It is "
+            "relative to the candidates if the model has a shortlist and the request uses it, see `/v1/models/{id}`."
+        ),
     ]
 
 

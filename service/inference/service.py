@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from sightline.base.bundle import GenerationDefaults, Manifest, SentenceEmbedding, Task
 from sightline.base.errors import list_of
@@ -22,6 +22,9 @@ from sightline.service.quotas import LocalQuotas, Quotas, QuotaStore
 from sightline.service.runtime.state_memory import ModelMemory, fitted_rows, prefix_block_bytes, row_bytes
 from sightline.service.settings import Settings
 from sightline.service.traces import SHUTDOWN_TIMEOUT_S, Traces, traces_endpoint
+
+if TYPE_CHECKING:
+    from sightline.base.text.chat import ChatFormatter
 
 DefaultTask = Task | Literal["chat", "zero-shot"]
 ENCODER_TASKS = frozenset[Task]({"encode", "attention", "similar"})  # of a model without a decoder and without a head
@@ -52,6 +55,18 @@ class ServedModel:
     def has_generation_defaults(self) -> bool:
         """True if the model has defaults for parameters that a request omits."""
         return self.manifest.generation != GenerationDefaults()
+
+    @cached_property
+    def chat(self) -> "ChatFormatter | None":
+        """The format of dialogues; None for a model that does not chat.
+
+        Raises `ChatTemplateError` if the chat template is not valid.
+        """
+        if self.manifest.chat is None:
+            return None
+        from sightline.base.text.chat import ChatFormatter  # Jinja is loaded only for models that chat
+
+        return ChatFormatter(self.manifest.chat, self.source_tokenizer)
 
     @property
     def translates(self) -> bool:
@@ -223,6 +238,7 @@ class Service:
         self.quotas: Quotas = LocalQuotas(QuotaStore(settings.quota_storage_url))
         self.is_retiring = False  # connections close after their next response, so that clients leave
         self.rejection_pacer = RejectionPacer(2 * settings.max_waiting_sequences)
+        self.full_until = 0.0  # time of `time.monotonic` until which queues are probably full
         self.response_memory = ResponseMemory(settings.max_response_bytes)
         self.unavailable_code: ErrorCode | None = "loading"  # None while calls are served
         # Reported by the health checks although calls are served: until all workers are ready, and

@@ -16,7 +16,7 @@ from sightline.service.runtime.provider import (
     run_options,
     session_options,
 )
-from sightline.service.runtime.runner import Array, Int32, Int64
+from sightline.service.runtime.runner import Array, Bools, Int32, Int64
 from sightline.service.runtime.thread_counts import Activity, ThreadPlan, shortest_run, threads_alone, tune_threads
 
 # A binding takes 30 kB, and as much time to create as a step of one row. Steps rarely need more.
@@ -25,7 +25,12 @@ MAX_BINDINGS = 128
 WARM_UP_ROWS, WARM_UP_POSITIONS = 32, 16_384
 # Size of the runs that measure the number of threads: a typical batch of a service under load.
 SAMPLE_ROWS, SAMPLE_TOKENS = 16, 16
-ROW_INPUTS: Mapping[str, type[Any]] = {"token_ids": np.int64, "lengths": np.int32, "source_lengths": np.int32}
+ROW_INPUTS: Mapping[str, type[Any]] = {
+    "token_ids": np.int64,
+    "lengths": np.int32,
+    "source_lengths": np.int32,
+    "whole_vocabulary": np.bool_,
+}
 
 
 class StateGroup(ABC):
@@ -191,9 +196,6 @@ class SessionRunner(ABC):
         self._tokens_per_step = 1 if manifest.is_decoder_only else None
         self._map_names = {name for maps in manifest.attention for name in maps.outputs}
         self._options = run_options()
-        # A prefill without scores skips the projection to the vocabulary.
-        self._only_requested = run_options()
-        self._only_requested.only_execute_path_to_fetches = True
 
     def choose_threads(self, folder: Path, plan: ThreadPlan) -> None:
         """Set the number of threads of encoder and decoder; results do not change."""
@@ -238,6 +240,7 @@ class SessionRunner(ABC):
             "token_ids": np.zeros(rows, np.int64),
             "lengths": np.full(rows, min(SAMPLE_TOKENS, self._sizes["target"]) - 1, np.int32),
             "source_lengths": np.full(rows, min(SAMPLE_TOKENS, self._sizes["source"]), np.int32),
+            "whole_vocabulary": np.zeros(rows, np.bool_),
         }
         if self._tokens_per_step:
             inputs["token_ids"] = inputs["token_ids"][:, None]
@@ -317,12 +320,22 @@ class SessionRunner(ABC):
                 group.copy(sources, targets, positions)
 
     def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
+        self,
+        token_ids: Int64,
+        lengths: Int32,
+        source_lengths: Int32,
+        outputs: Sequence[str],
+        *,
+        first: int = 0,
+        whole: Bools | None = None,
     ) -> Mapping[str, Array]:
+        if whole is None:
+            whole = np.full(len(token_ids), not {"logits", "logprobs"}.isdisjoint(outputs))
         binding = self._binding(first, len(token_ids), tuple(outputs))
         if self._tokens_per_step:
             token_ids = token_ids[:, None]
         inputs: dict[str, Array] = {"token_ids": token_ids, "lengths": lengths, "source_lengths": source_lengths}
+        inputs["whole_vocabulary"] = whole
         arrays = binding.run(inputs, self._options)
         # After the run, so that a step that raises leaves states of fixed size unchanged.
         for group in self._groups:
@@ -333,7 +346,7 @@ class SessionRunner(ABC):
         return arrays
 
     def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
-        return self._prefill(row, token_ids, length, outputs, self._only_requested)
+        return self._prefill(row, token_ids, length, outputs, self._options)
 
     def _prefill(
         self, row: int, token_ids: Int64, length: int, outputs: Sequence[str], options: Any
@@ -385,8 +398,7 @@ class SessionRunner(ABC):
             group.release_memory()
 
     def terminate(self) -> None:
-        for options in (self._options, self._only_requested):
-            options.terminate = True
+        self._options.terminate = True
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Run each graph with its smallest shapes and with large shapes."""

@@ -16,6 +16,7 @@ from sightline.base.errors import UsageError
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 Array = NDArray[Any]
 
 
@@ -95,8 +96,8 @@ class Runner(Protocol):
 
         The row has processed `length` tokens before. A call that raises can be repeated with the
         same arguments and the same results. `outputs` names outputs of the decoder graph, without
-        states. The results have no batch axis: `hidden` (S, M), attention maps (H, L, S, columns),
-        scores of the last token (V,) or (K,). The caller may keep them.
+        states and scores. The results have no batch axis: `hidden` (S, M), attention maps (H, L, S,
+        columns). The caller may keep them.
 
         Raises `FloatingPointError` if a new value of a state is NaN or infinite.
         """
@@ -128,17 +129,26 @@ class Runner(Protocol):
         ...
 
     def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
+        self,
+        token_ids: Int64,
+        lengths: Int32,
+        source_lengths: Int32,
+        outputs: Sequence[str],
+        *,
+        first: int = 0,
+        whole: Bools | None = None,
     ) -> Mapping[str, Array]:
         """Process one token in each of the rows `first` to `first + B - 1` and update their states.
 
         If a step raises, it can be repeated for all or some of its rows with the same arguments and
         the same results: it has only changed positions that the repeated step writes again.
 
-        The arrays are (B,); `lengths` are the numbers of target tokens processed before. `outputs`
-        names outputs of the decoder graph, without states. The first axis of each is the batch;
-        attention maps are (B, H, L, columns). The caller may keep attention maps; others are valid
-        until the next call.
+        The arrays are (B,); `lengths` are the numbers of target tokens processed before. Rows of
+        `whole` do not use a shortlist; None stands for all rows if `outputs` has scores of the
+        whole vocabulary, else for none. Only these rows have such scores. `outputs` names outputs
+        of the decoder graph, without states. The first axis of each is the batch; attention maps
+        are (B, H, L, columns). The caller may keep attention maps; others are valid until the next
+        call.
         """
         ...
 

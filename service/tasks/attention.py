@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from sightline.service.api.endpoint import JSON, OUTPUT_ERRORS, SVG, Call, Endpoint, Headers, Raw, prefers
-from sightline.service.api.messages import Messages, check_dialogue, prompt_of
+from sightline.service.api.messages import Messages, check_dialogue, dialogue_of
 from sightline.service.api.types import INPUTS_OR_PAIRS, ONE_TARGET, Inputs, ModelName, check_targets
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts, TextsOrPairs, field_error
@@ -110,7 +110,7 @@ async def show_attention(call: Call, body: AttentionBody, headers: Headers) -> A
         parameters = body.parameters
         if "generate" in model.manifest.tasks:
             parameters = parameters_for(model, given_parameters(parameters))
-    inputs = body.inputs if body.messages is None else prompt_of(model, body.messages)
+    inputs = body.inputs if body.messages is None else dialogue_of(model, body.messages)
     assert inputs is not None, "the body has inputs or messages"
     if body.draw is None and not prefers(SVG, headers):
         return await attention(call, model, inputs, body, targets=body.targets, parameters=parameters)

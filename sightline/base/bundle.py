@@ -94,8 +94,8 @@ class Graph(_Part):
     The decoder graph of a decoder-only model also computes prompts. It takes `token_ids` (B, S)
     int64, `lengths` (B,) int32 (number of tokens in the cache of each row) and the states. It is
     called with one token for each row, or with several tokens of one row. It returns `hidden` (B,
-    S, M) after the final normalization, the scores of the last token as above, the updated states,
-    and attention maps.
+    S, M) after the final normalization, the updated states, attention maps, and the scores of the
+    next token as above; these have no rows if a row has several tokens.
 
     The `similar` graph reads `token_ids` (N,) int64 and returns `cosines` (N, V). The `predict`
     graph reads rows of `hidden` (N, M) and returns the `logits` (N, V) of the tokens there.
@@ -124,7 +124,7 @@ class State(_Part):
     init: Literal["encoder", "zeros"]  # initial value
     encoder_output: str | None = None  # encoder output with the initial value, if `init` is "encoder"
     shape: tuple[int | Literal["source", "target"], ...]
-    dtype: Literal["float32", "float16", "int8"] = "float32"
+    dtype: Literal["float32", "float16", "int8", "int32"] = "float32"
 
     @model_validator(mode="after")
     def _check_initial_value(self) -> "State":
@@ -237,58 +237,17 @@ class Languages(_Part):
         return self.targets[0]
 
 
-ChatRole = Literal["system", "user", "assistant"]
-# The time of the request in a format of strftime, such as "{now:%d %b %Y}"; without widths, whose
-# output could have any size.
-NOW = r"\{now:((?:[^{}%]|%-?[A-Za-z%])+)\}"
-# {} is replaced by the message.
-TemplateText = Annotated[str, Field(pattern=rf"^(?:[^{{}}]|{NOW})*\{{\}}(?:[^{{}}]|{NOW})*$")]
-
-
-class Thinking(_Part):
-    """Treatment of thinking in replies, which a model writes between `start` and `end`.
-
-    A reply that has `end` begins after its last `end`, without the characters `strip` at its start.
-    A question is a message of the user that is no response of a tool.
-    """
-
-    start: str = "<think>"
-    end: str = "</think>"
-    strip: str = ""
-    is_kept: bool = False  # replies after the last question keep their thinking
-    tool_response: tuple[str, str] | None = None  # start and end of a user's message that is no question
-
-
 class ChatTemplate(_Part):
-    """Templates that format a dialogue as one text.
+    """Program in Jinja that formats a dialogue as the text of a prompt, as Transformers renders it.
 
-    Each message is inserted into the template of its role; `reply` is appended at the end. Special
-    tokens in the templates are recognised by their names, those in messages are plain text. In all
-    texts, `{now:%d %b %Y}` is the time of the request in this format.
+    `sightline.base.text.chat` renders it within limits. Special tokens in its texts are recognized
+    by their names, those in messages are plain text.
     """
 
-    begin: str = ""  # text before the first message
-    system: TemplateText | None = None  # None: system messages are put before the first user message
-    later_system: TemplateText | None = None  # system messages after the first one; None: as `system`
-    one_system: bool = False  # a dialogue with several system messages is refused
-    # Start of the first user message, with the system messages, as in Llama 2. None: they are
-    # separated by an empty line. Only without `system`.
-    system_in_user: TemplateText | None = None
-    # True: the last user message starts with them instead, as in Mistral 7B v0.3; a dialogue that
-    # ends with a reply to continue has none.
-    system_in_last: bool = False
-    default_system: str | None = None  # system message of a dialogue without one
-    user: TemplateText
-    assistant: TemplateText
-    continued: TemplateText | None = None  # the last message if it is the assistant's; None: as `assistant`
-    reply: str  # generation prompt: the text that starts the assistant's next message
-    thinking: Thinking | None = None  # None: replies keep all their text
-    single_line: bool = False  # line breaks in messages are replaced by spaces
-    trim: tuple[ChatRole, ...] = ()  # roles whose messages lose whitespace at their start and end
-    # False: the first user message is trimmed before the text of `system_in_user` is put before it.
-    trim_system_in_user: bool = True
-    # True: a dialogue without special tokens in its templates gets those of the tokenizer.
-    add_special_tokens: bool = True
+    program: str
+    tool_program: str | None = None  # for dialogues with tools; None: `program`
+    tokens: dict[str, str] = {}  # names of special tokens by variables of the program, such as "bos_token"
+    digest: str | None = None  # SHA-256 of the dialogues that the import rendered; None: not imported
 
 
 class PairTemplate(_Part):
@@ -474,6 +433,19 @@ class Quantization(_Part):
     quality: Quality | TextQuality | None  # None if it was not measured
 
 
+class Shortlist(_Part):
+    """Restriction of translations to the tokens that their source makes likely.
+
+    The states of the model hold these candidates. The decoder graph has one more input,
+    `whole_vocabulary` (B,) bool: True for rows that are scored over the whole vocabulary. The
+    others get the top tokens of their candidates, with log-probabilities relative to these, and
+    have no `logits` and `logprobs`. If no row is True, these outputs have no rows.
+    """
+
+    size: int  # largest number of candidates; a source with more of them has the whole vocabulary
+    quality: AgreementQuality | None = None  # with the outputs of the bundle without the shortlist
+
+
 # Encoder output with the scores of labels, by `Manifest.label_kind`.
 LABEL_OUTPUTS = {
     "classes": "label_logprobs",
@@ -538,6 +510,7 @@ class Manifest(_Part):
     origin: Origin | None = None  # None for models trained with this project
     verification: Verification | None  # only for float32 bundles: quantised graphs differ by design
     quantization: Quantization | None = None
+    shortlist: Shortlist | None = None  # None: every token is possible in every translation
     files: dict[Name, FileRecord]
 
     @property
@@ -556,6 +529,13 @@ class Manifest(_Part):
         """SHA-256 over the names and hashes of all files in the bundle."""
         lines = "".join(f"{record.sha256}  {name}\n" for name, record in sorted(self.files.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
+
+    @field_validator("chat", mode="before")
+    @classmethod
+    def _check_chat(cls, chat: object) -> object:
+        if isinstance(chat, dict) and "reply" in chat:
+            raise ValueError("chat templates without their program are no longer supported; export the model again")
+        return chat
 
     @field_validator("ops", mode="before")
     @classmethod

@@ -9,7 +9,6 @@ LIBRARIES = {
     "onnx": ("ONNX", ""),
     "onnxruntime": ("ONNX Runtime", ""),
     "huggingface_hub": ("huggingface_hub", "import"),
-    "jinja2": ("Jinja", "import"),
     "ray": ("Ray", "ray"),
     "sacrebleu": ("sacreBLEU", "train"),
     "sacremoses": ("Sacremoses", "train"),

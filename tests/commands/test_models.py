@@ -6,9 +6,9 @@ import pytest
 
 from lab.bench.server import serving
 from sightline.__main__ import main
-from sightline.base.bundle import ChatTemplate
 from sightline.base.bundle_files import read_manifest, write_manifest
 from sightline.commands.models import task_of
+from tests.support.dialogues import LINES
 
 
 @pytest.fixture
@@ -77,9 +77,8 @@ def test_the_folder_may_come_from_the_environment(
 def test_the_task_of_a_model_is_one_word(bundle: Path) -> None:
     translator = read_manifest(bundle)
     generator = translator.model_copy(update={"languages": None})
-    chat = ChatTemplate(user="{}", assistant="{}", reply="")
     encoder = generator.model_copy(update={"tasks": ("encode",)})
-    models = (translator, generator, generator.model_copy(update={"chat": chat}), encoder)
+    models = (translator, generator, generator.model_copy(update={"chat": LINES}), encoder)
     assert [task_of(one) for one in models] == ["translation", "generation", "chat", "encoding"]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import PREFILL_TOKENS, Manifest
+from sightline.service.engine.scores import TOP_OUTPUTS, VOCABULARY_OUTPUTS
 from sightline.service.runtime.runner import Runner
 
 Array = NDArray[Any]
@@ -68,8 +69,8 @@ def run_rows(runner: Runner, sequences: Sequences, row: int) -> Outputs:
 
 
 def prefill(runner: Runner, row: int, prompt: Array) -> Outputs:
-    """Read a prompt into a row as the engine does; return the outputs of each chunk."""
-    kept = {state.output for state in runner.manifest.states}
+    """Read a prompt into a row as the engine does; return the outputs of each chunk but scores."""
+    kept = {state.output for state in runner.manifest.states} | TOP_OUTPUTS | VOCABULARY_OUTPUTS
     names = [name for name in runner.manifest.decoder_graph.outputs if name not in kept]
     return [
         dict(runner.prefill(row, prompt[first : first + PREFILL_TOKENS], first, names))

@@ -112,7 +112,7 @@ async def test_a_language_model_generates_the_same_tokens(name: str, folder: Pat
     (expected,) = continue_greedily(trained, [tokenizer.encode("There are").ids], manifest.tokens.end_ids, 10)
     response = await ask(client, "/v1/generate", model=name, inputs="There are", parameters={"max_new_tokens": 10})
     assert [token["id"] for token in response["outputs"][0]["tokens"]] == expected
-    assert manifest.chat is not None and manifest.chat.user == "<|im_start|>user\n{}<|im_end|>\n"
+    assert manifest.chat is not None and manifest.chat.program == TEMPLATE
     if name == "chat":  # a reply ends with the token that ends it in the template
         assert trained.config.eos_id == manifest.tokens.end_ids[0] == tokenizer.token_to_id("<|im_end|>")
         assert trained.config.pad_id not in manifest.tokens.end_ids

@@ -171,13 +171,188 @@ SWITCHED = """{%- set system = messages[0].content if messages[0].role == 'syste
     {%- else %}{% generation %}{{- start + m.content.lstrip('\n') + '<|im_end|>\n' }}{% endgeneration %}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- start }}{%- endif %}"""
+# Definitions of tools as JSON, calls and their results: in the form of Qwen 2.5 and Hermes.
+TOOLS_AS_JSON = """{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
+    {{- '# Tools\n<tools>' }}
+    {%- for tool in tools %}{{- '\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- '\n</tools><|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- for m in messages %}
+    {%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}
+        {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}
+    {%- elif m.role == 'assistant' %}
+        {{- '<|im_start|>assistant' }}
+        {%- for call in m.tool_calls %}
+            {%- if call.function is defined %}{%- set call = call.function %}{%- endif %}
+            {{- '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' + (call.arguments | tojson) }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif m.role == 'tool' %}
+        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+# In the form of Llama 3.1: tools in the first user message, one call for each message.
+TOOLS_IN_USER = """{{- bos_token }}
+{%- if custom_tools is defined %}{%- set tools = custom_tools %}{%- endif %}
+{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content']|trim %}{%- set messages = messages[1:] %}
+{%- else %}{%- set system = "" %}{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\n\n" + system + "<|eot_id|>" }}
+{%- if tools is not none %}
+    {%- if messages | length == 0 %}{{- raise_exception("no first user message") }}{%- endif %}
+    {%- set first = messages[0]['content']|trim %}{%- set messages = messages[1:] %}
+    {{- '<|start_header_id|>user<|end_header_id|>\n\n' }}
+    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- "\n\n" }}{%- endfor %}
+    {{- first + "<|eot_id|>" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}
+        {{- message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}{{- raise_exception("one call at once") }}{%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\n\n{"name": "' + call.name + '", "parameters": ' }}
+        {{- call.arguments | tojson }}{{- "}<|eot_id|>" }}
+    {%- else %}
+        {{- "<|start_header_id|>ipython<|end_header_id|>\n\n" }}
+        {%- if message.content is mapping or message.content is iterable %}{{- message.content | tojson }}
+        {%- else %}{{- message.content }}{%- endif %}
+        {{- "<|eot_id|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
+# In the form of Mistral with tools: filters of lists, a namespace, and checks of the order and ids.
+TOOLS_BEFORE_LAST = """{%- if messages[0]["role"] == "system" %}
+    {%- set system = messages[0]["content"] %}{%- set loop_messages = messages[1:] %}
+{%- else %}{%- set loop_messages = messages %}{%- endif %}
+{%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
+{%- set ns = namespace(index=0) %}
+{%- for m in loop_messages %}
+    {%- if not (m.role == "tool" or (m.tool_calls is defined and m.tool_calls is not none)) %}
+        {%- if (m["role"] == "user") != (ns.index % 2 == 0) %}{{- raise_exception("roles must alternate") }}{%- endif %}
+        {%- set ns.index = ns.index + 1 %}
+    {%- endif %}
+{%- endfor %}
+{{- bos_token }}
+{%- for m in loop_messages %}
+    {%- if m["role"] == "user" %}
+        {%- if tools is not none and (m == user_messages[-1]) %}
+            {{- "[AVAILABLE_TOOLS] [" }}
+            {%- for tool in tools %}
+                {%- set tool = tool.function %}{{- '{"type": "function", "function": {' }}
+                {%- for key, val in tool.items() if key != "return" %}
+                    {%- if val is string %}{{- '"' + key + '": "' + val + '"' }}
+                    {%- else %}{{- '"' + key + '": ' + val|tojson }}{%- endif %}
+                    {%- if not loop.last %}{{- ", " }}{%- endif %}
+                {%- endfor %}
+                {{- "}}" }}{%- if not loop.last %}{{- ", " }}{%- else %}{{- "]" }}{%- endif %}
+            {%- endfor %}
+            {{- "[/AVAILABLE_TOOLS]" }}
+        {%- endif %}
+        {%- if loop.last and system is defined %}{{- "[INST] " + system + "\n\n" + m["content"] + "[/INST]" }}
+        {%- else %}{{- "[INST] " + m["content"] + "[/INST]" }}{%- endif %}
+    {%- elif m.tool_calls is defined and m.tool_calls is not none %}
+        {{- "[TOOL_CALLS] [" }}
+        {%- for call in m.tool_calls %}
+            {%- if call.id|length != 9 %}{{- raise_exception("ids have 9 characters") }}{%- endif %}
+            {{- call.function|tojson|replace("}", "") ~ ', "id": "' ~ call.id ~ '"}' }}
+            {{- ", " if not loop.last else "]" }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- elif m["role"] == "assistant" %}{{- " " + m["content"]|trim + eos_token}}
+    {%- elif m["role"] == "tool" %}
+        {%- if m.content is defined and m.content.content is defined %}{%- set content = m.content.content %}
+        {%- else %}{%- set content = m.content %}{%- endif %}
+        {{- '[TOOL_RESULTS] {"content": ' + content|string + ', "call_id": "' }}
+        {{- m.tool_call_id|default("x") + '"}[/TOOL_RESULTS]' }}
+    {%- else %}{{- raise_exception("unknown role " + m["role"]) }}{%- endif %}
+{%- endfor %}"""
+# In the form of Command R: macros that write a JSON Schema as a type, with calls of themselves.
+MACROS = """{%- macro type_of(schema) -%}
+    {%- if schema.type == 'array' -%}List[{{ type_of(schema['items']) }}]
+    {%- elif schema.type == 'object' -%}
+        Dict[{% for name, inner in schema.properties.items() %}{{ name }}={{ type_of(inner) }}
+        {%- if not loop.last %}, {% endif %}{% endfor %}]
+    {%- else -%}{{ {'string': 'str', 'integer': 'int'}.get(schema.type, 'Any') }}{%- endif -%}
+{%- endmacro -%}
+{%- macro turn(role, text) %}<|START|>{{ role | upper }}: {{ caller() if caller else '' }}{{ text }}<|END|>
+{%- endmacro -%}
+{{ bos_token }}{% for tool in tools or [] %}def {{ tool.function.name }}({{ type_of(tool.function.parameters) }})
+{% endfor %}
+{%- for m in messages if m.role in ('user', 'assistant', 'system') -%}
+{% call turn(m.role, m.content or '') %}[{{ loop.index }}/{{ loop.length }}] {% endcall %}
+{%- endfor -%}{{ turn('assistant', '')[:-7] if add_generation_prompt else '' }}"""
+# Loop controls, a recursive loop, filters and tests, a block that is set, and text over lines.
+CONTROLS = """
+{% set limit = 3 %}
+{% for m in messages %}
+    {% if loop.index > 50 %}{% break %}{% endif %}
+    {% if m.role == 'tool' or not m.content %}{% continue %}{% endif %}
+    {% set body %}
+<|{{ m.role }}|>{{ m.content | trim }}
+    {% endset %}
+    {{ body | replace('\r', '') }}{{ loop.cycle('a', 'b') }}{{ loop.changed(m.role) | string | lower }}
+    {# a comment #}
+    {%- if loop.previtem is defined and loop.previtem.role == m.role %} again{% endif %}
+{% else %}
+none
+{% endfor %}
+{{ messages | map(attribute='role') | unique | join(',') }} {{ messages | groupby('role') | length }}
+{%- for group in messages | batch(limit) %}{{ group | length }};{% endfor %}
+{%- for item in [{'n': 1, 'c': [{'n': 2}, {'n': 3, 'c': [{'n': 4}]}]}] recursive %}
+{{- item.n }}({{ loop(item.c or []) }}){% endfor %}
+{% if (messages | last).role is eq 'user' and add_generation_prompt is true %}<|assistant|>{% endif %}"""
+# In the form of DeepSeek: state in a namespace over two loops, and messages without a content.
+STATEFUL = """{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}
+{%- set ns = namespace(is_first=true, is_tool=false, system='') %}
+{%- for m in messages if m['role'] == 'system' %}{% set ns.system = ns.system + m['content'] %}{% endfor %}
+{{- bos_token }}{{ ns.system }}
+{%- for m in messages %}
+{%- if m['role'] == 'user' %}{%- set ns.is_tool = false -%}{{ '<|User|>' + m['content'] }}{%- endif %}
+{%- if m['role'] == 'assistant' and 'tool_calls' in m %}
+    {%- for call in m['tool_calls'] %}
+        {{- ('<|Assistant|>' if ns.is_first else '\n') + call['type'] + ' ' + call['function']['name'] }}
+        {{- '```json\n' + call['function']['arguments'] | string + '```' }}{%- set ns.is_first = false %}
+    {%- endfor %}{{- eos_token }}
+{%- elif m['role'] == 'assistant' %}
+    {%- set content = m['content'] %}
+    {%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}
+    {{- ('<|Tools|>' if ns.is_tool else '<|Assistant|>') + content + eos_token }}{%- set ns.is_tool = false -%}
+{%- elif m['role'] == 'tool' %}{%- set ns.is_tool = true -%}{{ '<|Result|>' + m['content'] }}
+{%- endif %}
+{%- endfor -%}
+{% if ns.is_tool %}{{ '<|End|>' }}{% elif add_generation_prompt %}{{ '<|Assistant|>' }}{% endif %}"""
+# In the form of Phi-4: the role between special tokens; and of Gemma 3, whose contents have parts.
+SEPARATED = """{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] -%}
+{{ '<|im_start|>' + m.role + '<|im_sep|>' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"""
+PARTS = """{{ bos_token }}{%- for m in messages -%}
+{{ '<start_of_turn>' + m.role }}
+{% if m['content'] is string -%}{{ m['content'] | trim }}
+{%- elif m['content'] is iterable -%}{%- for item in m['content'] -%}
+    {%- if item['type'] == 'image' -%}{{ '<image>' }}
+    {%- elif item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}
+{%- endfor -%}{%- else -%}{{ raise_exception("Invalid content type") }}{%- endif -%}
+{{ '<end_of_turn>\n' }}{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}"""
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATES = {
     "ChatML": CHATML, "default": WITH_DEFAULT, "Llama 2": LLAMA2, "Llama 3": LLAMA3, "Mistral": MISTRAL, "plain": PLAIN,
     "no system": NO_SYSTEM, "keeps last thinking": KEEPS_LAST_THINKING, "no thinking": NO_THINKING, "date": WITH_DATE,
     "channels": CHANNELS, "prefixed": PREFIXED, "Zephyr": ZEPHYR, "dated default": DATED_DEFAULT, "ended": ENDED,
     "ended line": ENDED_LINE, "unbroken end": UNBROKEN_END, "system last": SYSTEM_LAST,
-    "system last untrimmed": SYSTEM_LAST_UNTRIMMED, "marked": MARKED,
+    "system last untrimmed": SYSTEM_LAST_UNTRIMMED, "marked": MARKED, "switched": SWITCHED,
+    "tools as JSON": TOOLS_AS_JSON, "tools in user": TOOLS_IN_USER, "tools before last": TOOLS_BEFORE_LAST,
+    "macros": MACROS, "controls": CONTROLS, "stateful": STATEFUL, "separated": SEPARATED, "parts": PARTS,
 }  # fmt: skip
 # Templates of the chat models among the repositories of tests/data/configs.
 CHAT_MODELS = {

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from sightline.base.bundle import QuantScheme
-from sightline.export.convert.quantize import product_inputs, quantize_blocks, quantize_graphs
+from sightline.export.convert.products import product_inputs
+from sightline.export.convert.quantize import quantize_blocks, quantize_graphs
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
 from sightline.export.options import QuantizationRecipe
 
@@ -83,7 +84,7 @@ def quantized(
     """Quantize a graph; return its operators and a function that computes `y`."""
     out = folder / "quantized"
     out.mkdir()
-    ranges = {model.graph.name: dict.fromkeys(product_inputs(model.graph), largest)}
+    ranges = {model.graph.name: dict.fromkeys(product_inputs(model.graph), np.array([largest], np.float32))}
     with WeightFile(out / "weights.bin") as weights:
         (new,) = quantize_graphs([model], folder, weights, recipe, ranges)
     onnx.save_model(new, out / "graph.onnx")

@@ -11,7 +11,7 @@ from sightline.export import commands
 from sightline.export.convert import text_quality
 from sightline.export.options import ImportOptions, Kind
 from sightline.export.sources.opened_checkpoint import Provenance
-from tests.export.firefox.models import random_tensors, write_folder
+from tests.export.firefox.models import VOCABULARY, random_tensors, write_folder, write_shortlist
 from tests.export.folders import names
 from tests.export.folders_of_others import write_bert
 from tests.support.export import main
@@ -69,6 +69,23 @@ def test_a_firefox_model_has_8_bits_by_default_as_by_the_command_quantize(
     assert quantized.files == manifest.files
     assert quantized.quantization is not None
     assert quantized.quantization.quality == manifest.quantization.quality
+
+
+@pytest.mark.parametrize("bits", ["8", "32"])
+def test_a_firefox_model_has_its_shortlist_unless_the_option_leaves_it_out(
+    folder: Path, bundles: Path, bits: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "lex.50.50.ende.s2t.bin").write_bytes(write_shortlist([[3, 4]] * VOCABULARY))
+    manifests = {}
+    for name, option in (("short", []), ("whole", ["--no-shortlist"])):
+        manifests[name] = export(folder, bundles / name, "--bits", bits, *option)
+    assert str(bundles / "short") in capsys.readouterr().out
+    assert manifests["short"].shortlist is not None and manifests["whole"].shortlist is None
+    assert manifests["short"].name == "short" and names(bundles) == {"short", "whole"}
+    (folder / "lex.50.50.ende.s2t.bin").write_bytes(b"damaged")
+    assert main([str(folder), "--out", str(bundles / "short"), "--bits", bits]) == 1
+    assert "is not a shortlist of this model" in capsys.readouterr().err
+    assert read_bundle(bundles / "short") == manifests["short"]
 
 
 def test_16_bits_are_float16_by_every_command(
@@ -143,7 +160,7 @@ def test_the_default_is_8_bits_for_checkpoints_of_8_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, encodings: str | None, bits: int
 ) -> None:
     found: list[int] = []
-    monkeypatch.setattr(commands, "_write", lambda export, bits, is_default: found.append(bits))
+    monkeypatch.setattr(commands, "_write", lambda export, bits, is_default, is_shortened: found.append(bits))
     provenance = Provenance(quantized=encodings)
     commands.export_folder(ImportOptions(), tmp_path / "mine", tmp_path, kind, provenance=provenance)
     assert found == [bits]

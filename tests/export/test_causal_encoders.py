@@ -18,8 +18,8 @@ from transformers import Gemma3TextConfig, LlamaConfig, Qwen3Config, T5Config, T
 
 from sightline.base.bundle import Manifest, PairTemplate
 from sightline.base.bundle_files import read_bundle
-from sightline.base.text.jinja import ChatTemplateError
 from sightline.base.text.pairs import tokenize_with_template
+from sightline.base.text.prompt import ChatTemplateError
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.export.check import verify
 from sightline.export.check.sessions import encode, open_sessions
@@ -27,7 +27,7 @@ from sightline.export.convert.text_quality import text_ids
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint, verify_bundle
-from sightline.export.sources.chat_parts import read_pair_template
+from sightline.export.sources.chat_template import read_pair_template
 from sightline.export.sources.opened_checkpoint import open_folder
 from sightline.export.sources.reranker import PUBLISHED
 from sightline.service.api_errors import ApiError

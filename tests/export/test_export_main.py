@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.base.bundle import ChatTemplate, Languages
+from sightline.base.bundle import Languages
 from sightline.base.bundle_files import read_bundle, read_manifest, write_manifest
 from sightline.export import commands, pipeline
 from sightline.export.convert.conversions import quantize_bundle
@@ -17,6 +17,7 @@ from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import CausalConfig, TransformerConfig
 from sightline.model.data.tokenizer_training import read_tokenizer
 from tests.export.products import everywhere
+from tests.support.dialogues import LINES
 from tests.support.export import main
 
 check_in_child = pipeline.check_in_child
@@ -151,14 +152,13 @@ def test_a_replaced_bundle_keeps_its_metadata(
     assert main([*arguments, "--description", "a toy", "--license", "for research"]) == 0
     manifest = read_manifest(out)
     assert (manifest.languages, manifest.chat) == (None, None)
-    chat = ChatTemplate(user="U: {}\n", assistant="A: {}\n", reply="A:", single_line=True)
-    write_manifest(out, manifest.model_copy(update={"chat": chat}))
+    write_manifest(out, manifest.model_copy(update={"chat": LINES}))
     said = []
     changes = ["--languages", "de", "fr", "--unit", "text", "--license", "Apache-2.0"]
     for more in (["--languages", "en", "de"], [], changes):
         assert main([*arguments, *more]) == 0
         said.append(read_manifest(out))
-    assert {(one.name, one.description, one.chat) for one in said} == {("toy", "a toy", chat)}
+    assert [(one.name, one.description, one.chat) for one in said] == [("toy", "a toy", LINES)] * 3
     assert [one.license for one in said] == ["for research", "for research", "Apache-2.0"]
     first, last = Languages(sources=("en",), targets=("de",)), Languages(sources=("de",), targets=("fr",))
     assert [one.languages for one in said] == [first, first, last]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
-from sightline.base.bundle_files import read_bundle, sha256_of
+from sightline.base.bundle_files import read_bundle, sha256_of, write_manifest
 from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family
 from sightline.export.import_errors import ImportFailedError
@@ -381,6 +381,11 @@ def test_the_command_line_imports_and_verifies_a_file(tmp_path: Path, capsys: py
     capsys.readouterr()
     assert main(["verify", str(tmp_path / "bundle"), "--checkpoint", str(path)]) == 0
     assert json.loads(capsys.readouterr().out)["different_generations"] == 0
+    assert manifest.chat is not None and manifest.chat.program == TEMPLATE
+    changed = manifest.chat.model_copy(update={"digest": "0" * 64})
+    write_manifest(tmp_path / "bundle", manifest.model_copy(update={"chat": changed}))
+    assert main(["verify", str(tmp_path / "bundle"), "--checkpoint", str(path)]) == 1
+    assert "formats dialogues in another way than the chat template of the checkpoint" in capsys.readouterr().err
 
 
 def test_parameters_are_random() -> None:

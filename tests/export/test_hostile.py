@@ -19,13 +19,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
 from sightline.base.errors import UsageError
 from sightline.base.memory import bounded_memory
-from sightline.base.text.jinja import ChatTemplateError
 from sightline.base.text.tokenizer_parts import check_bounds
 from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.limits import folder_bytes
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, Exported, export_checkpoint
-from sightline.export.sources.chat_parts import convert
 from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.hostile import CHECKPOINTS, TASKS, Change, changes_of, tokenizer_of, write_checkpoint, write_json
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
@@ -303,37 +301,6 @@ def test_a_model_that_reads_only_special_tokens_is_refused(copy_of: Callable[[st
     (folder / "1_Pooling").mkdir()
     write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
     assert "a text of one token has 3 tokens with the special tokens and the prompt of the model" in refusal_of(folder)
-
-
-# Chat templates
-
-
-@pytest.mark.parametrize(
-    ("start", "message"),
-    [
-        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "it takes more than 1000000"),
-        ("{{ [1]|slice(1000000000)|list|length }}", "it takes more than 1000000 steps"),
-        (
-            "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-            "256 MiB of me",
-        ),
-        ("{{ '%0999999999d' % 1 }}", "it needs more than 256 MiB of memory"),
-        ("{{ 'a'.center(5000000000) }}", "it needs more than 256 MiB of memory"),
-        ("{{ 10 ** 100000000 }}", "powers are not supported"),
-        ("{{ lipsum(n=100000) }}", "'lipsum' is undefined"),
-        ("{% if true %}" * 3000 + "{% endif %}" * 3000, "it is nested too deeply"),
-        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "it is nested too deeply"),
-        ("{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "it is nested too deeply"),
-        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "it is nested too deeply"),
-        (" " * 200_000, "characters, and at most 131072 are supported"),
-    ],
-)
-def test_the_work_of_a_chat_template_has_limits(start: str, message: str) -> None:
-    assert convert(TEMPLATE, {}).reply == "<bot>"
-    started = time.process_time()
-    with pytest.raises(ChatTemplateError, match=message):
-        convert(start + TEMPLATE, {})
-    assert time.process_time() - started < SECONDS
 
 
 # Files and folders

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from sightline.base.bundle import QuantScheme
-from sightline.export.convert.quantize import quantize_columns, quantize_graphs
+from sightline.export.convert.quantize import SMALLEST_RANGE, quantize_columns, quantize_graphs
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
 from sightline.export.options import QuantizationRecipe
 from tests.export.products import (
@@ -83,17 +83,21 @@ def close(given: Array, expected: Array) -> None:
 # Dynamic per-token
 
 
-def levels_of_rows(x: Array) -> tuple[Levels, Array]:
-    """Round each row to 256 levels that include zero; return the levels and the steps (B,)."""
-    smallest = np.minimum(x.min(axis=1), 0)
-    steps = (np.maximum(x.max(axis=1), 0) - smallest) * np.float32(1 / 255)
-    lowest = np.rint(smallest / steps)[:, None]
-    return np.clip(np.rint(x / steps[:, None]), lowest, lowest + 255).astype(int), steps
+def levels_of_rows(x: Array) -> tuple[Levels, Array, Array]:
+    """Round each row to 256 levels; return the levels, the steps (B,) and the smallest values."""
+    smallest = x.min(axis=1)
+    steps = np.maximum((x - smallest[:, None]).max(axis=1), SMALLEST_RANGE) * np.float32(1 / 255)
+    return np.rint((x - smallest[:, None]) / steps[:, None]).astype(int), steps, smallest
+
+
+def slow_product_by_rows(x: Array, matrix: Array) -> Array:
+    levels, steps, smallest = levels_of_rows(x)
+    return slow_product(levels, steps, matrix) + slow_product(np.ones_like(levels), smallest, matrix)
 
 
 def dequantized_rows(x: Array) -> Array:
-    levels, steps = levels_of_rows(x)
-    return levels * steps[:, None]
+    levels, steps, smallest = levels_of_rows(x)
+    return levels * steps[:, None] + smallest[:, None]
 
 
 @PRODUCTS
@@ -108,7 +112,7 @@ def test_a_product_by_rows_equals_its_slow_twin(
     x[4:6] = np.abs(x[4:6]) * np.array([[1], [-1]], np.float32)
     x[6, 5] = 40
     added = np.float32(0) if bias is None else bias
-    expected = slow_product(*levels_of_rows(x), random(SIZE, INNER).T) + added
+    expected = slow_product_by_rows(x, random(SIZE, INNER).T) + added
     close(run(x), expected)
     exact, scale = x @ random(SIZE, INNER).T + added, np.abs(expected).max(axis=1, keepdims=True)
     assert expected / scale == pytest.approx(exact / scale, abs=0.02)
@@ -208,7 +212,7 @@ def test_a_value_has_the_range_that_was_measured_in_its_own_graph(tmp_path: Path
         graph.add("Identity", y, output=graph.output("y", TensorProto.FLOAT, ("batch", "columns")))
         graphs.append(graph.build())
     weights.close()
-    ranges = {"first": {"x": 1.0}, "second": {"x": 254.0}}
+    ranges = {name: {"x": np.array([x], np.float32)} for name, x in (("first", 1), ("second", 254))}
     with WeightFile(tmp_path / "new.bin") as new:
         steps = [step_of(graph) for graph in quantize_graphs(graphs, tmp_path, new, STATIC, ranges)]
     assert steps == pytest.approx([1 / 127, 2])

@@ -119,7 +119,7 @@ def test_additions_that_are_no_bias_or_share_the_product_stay(tmp_path: Path, re
         return graph.add("Add", graph.add("Add", product, with_bias), with_number)
 
     operators, run = quantized(draw(tmp_path, nodes), tmp_path, recipe, largest=127)
-    added = 2 if recipe.layers == "per-token" else 0  # for the zero points of each of two products
+    added = 2 if recipe.layers == "per-token" else 0  # for the smallest values of the rows, in each of two products
     assert operators.count("Add") == 4 + added
     x, weights = whole(2), random(SIZE, INNER)
     expected = 3 * x @ weights.T + random(SIZE) + 2

@@ -55,17 +55,17 @@ def test_a_quantised_bundle_is_complete_and_declares_its_type(bundle: Path, tmp_
     [
         (
             QuantizationRecipe(8, encoder="per-token", projection="per-token"),
-            {"MatMulIntegerToFloat": 9, "Div": 9, "Relu": 2},
-            {"MatMulNBits": 12, "MatMulInteger": 1, "Div": 1, "Relu": 2},
+            {"MatMulIntegerToFloat": 9, "ReduceMin": 9, "Relu": 2},
+            {"MatMulNBits": 12, "MatMulInteger": 1, "ReduceMin": 1, "Relu": 2},
         ),
         (
             everywhere("per-token"),
-            {"MatMulIntegerToFloat": 9, "Div": 9, "Relu": 2},
-            {"MatMulIntegerToFloat": 12, "MatMulInteger": 1, "Div": 13, "Relu": 2},
+            {"MatMulIntegerToFloat": 9, "ReduceMin": 9, "Relu": 2},
+            {"MatMulIntegerToFloat": 12, "MatMulInteger": 1, "ReduceMin": 13, "Relu": 2},
         ),
         (
             QuantizationRecipe(8, layers="float32"),
-            {"MatMulIntegerToFloat": 9, "Div": 9, "Relu": 2},
+            {"MatMulIntegerToFloat": 9, "ReduceMin": 9, "Relu": 2},
             {"MatMul": 12, "MatMulNBits": 1, "Relu": 2},
         ),
         (QuantizationRecipe(4), {"MatMulNBits": 9, "Relu": 2}, {"MatMulNBits": 13, "Relu": 2}),
@@ -95,7 +95,7 @@ def test_a_quantised_bundle_has_the_declared_forms(
     assert manifest.quantization.schemes == recipe.schemes
     for file, counts in (("encoder.onnx", encoder), ("step.onnx", step)):
         operators = [node.op_type for node in onnx.load_model(out / file, load_external_data=False).graph.node]
-        telling = ("MatMul", "Gemm", "Div", "Relu")  # each row is divided where products are by rows
+        telling = ("MatMul", "Gemm", "ReduceMin", "Relu")  # of each row where products are by rows
         assert Counter(operator for operator in operators if operator.startswith(telling)) == counts
 
 

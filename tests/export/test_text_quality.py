@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,10 @@ from sightline.base.bundle import (
 from sightline.base.bundle_files import read_bundle
 from sightline.export import pipeline
 from sightline.export.check.sessions import Sessions, encode, onnx_steps, open_sessions
-from sightline.export.convert import text_quality
+from sightline.export.convert import conversions, text_quality
 from sightline.export.convert.conversions import half_bundle, quantize_bundle
+from sightline.export.convert.products import projection_input
 from sightline.export.convert.quality import ParallelText
-from sightline.export.convert.quantize import projection_input
 from sightline.export.convert.text_quality import (
     PlainText,
     check_text_loss,
@@ -149,6 +150,28 @@ def test_every_kind_of_imported_model_is_quantized(
     assert type(record.quality) is kinds.get(name, EmbeddingQuality)
     groups = {"decoder": {"layers", "projection"}, "translator": {"encoder", "layers", "projection"}}
     assert set(record.schemes) == groups.get(name, {"encoder", "projection"})
+
+
+def test_layers_of_a_decoder_only_model_are_group_wise_if_integers_lose_too_much(
+    bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, recipe = tmp_path / "small", QuantizationRecipe(8)
+    assert quantize_bundle(bundles / "decoder", out, recipe, None).schemes["layers"] == "per-token"
+    compared: list[TextQuality] = []
+
+    def reject_first(quality: TextQuality) -> None:
+        compared.append(quality)
+        if len(compared) == 1:
+            raise VerificationError("loses too much")
+
+    monkeypatch.setattr(conversions, "check_text_loss", reject_first)
+    record = quantize_bundle(bundles / "decoder", out, recipe, PlainText(TEXTS))
+    assert record.schemes["layers"] == "group-wise"
+    assert record == read_bundle(out).quantization
+    assert compared[0] != compared[1] == record.quality
+    compared.clear()
+    with pytest.raises(VerificationError, match="loses too much"):
+        quantize_bundle(bundles / "decoder", out, replace(recipe, layers="per-token"), PlainText(TEXTS))
 
 
 @pytest.mark.parametrize("name", ["encoder", "classifier", "ranker"])

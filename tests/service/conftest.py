@@ -17,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from sightline.base.bundle import Alignment, AlignmentStep, ChatTemplate, LabelKind, Languages, Manifest
+from sightline.base.bundle import Alignment, AlignmentStep, LabelKind, Languages, Manifest
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api.endpoint import Endpoint
 from sightline.service.app import create_app
@@ -32,6 +32,7 @@ from sightline.service.inference.submission import Arrival, Submission
 from sightline.service.runtime.runner import Runner
 from sightline.service.server import DrainingServer
 from sightline.service.settings import Settings
+from tests.support.dialogues import LINES
 from tests.support.fake_runner import HIDDEN, LABELS, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
 
 FAKE_ROWS = 32  # default number of rows in tests
@@ -50,7 +51,6 @@ MANY = Languages(
     source_prefix_of_target={"en": (20,), "zh-Hant": (21, 22)},
     target_prefix={"de": (30,), "en": (31, 32), "zh-Hant": (33,)},
 )
-TEMPLATE = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:", single_line=True)
 
 
 def byte_level_tokenizer(merges: list[tuple[str, str]] = MERGES) -> Tokenizer:
@@ -377,7 +377,7 @@ def causal_backend(tokenizer: TextTokenizer) -> FakeBackend:
 def chat_backend(tokenizer: TextTokenizer) -> FakeBackend:
     """Return a backend with a chat model, `fake`, and `mute`, a model without a template."""
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
-    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": TEMPLATE})
+    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": LINES})
     return FakeBackend(tokenizer, (manifest, fake_manifest("mute", **sizes)))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from sightline.base.bundle import Manifest
 from sightline.base.text.tokenizer import TextTokenizer, TokenSpan
-from sightline.service.runtime.runner import Array, Int32, Int64, Runner
+from sightline.service.runtime.runner import Array, Bools, Int32, Int64, Runner
 
 GraphName = Literal["encoder", "prefill", "step", "similar"]
 # "raise": one call raises. "poison": all calls with the same row or example raise, as if its input
@@ -137,7 +137,14 @@ class FaultyRunner:
         self._inner.fork(sources, targets, positions)
 
     def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
+        self,
+        token_ids: Int64,
+        lengths: Int32,
+        source_lengths: Int32,
+        outputs: Sequence[str],
+        *,
+        first: int = 0,
+        whole: Bools | None = None,
     ) -> Mapping[str, Array]:
         last = first + len(token_ids) - 1
         is_due = self._is_due("step")
@@ -147,7 +154,7 @@ class FaultyRunner:
             if first == last:  # the row ran alone: its next sequence is another one
                 self._poisoned_row = None
             raise FaultError("step")
-        given = self._inner.step(token_ids, lengths, source_lengths, outputs, first=first)
+        given = self._inner.step(token_ids, lengths, source_lengths, outputs, first=first, whole=whole)
         return _poisoned(given, self._fault.row) if is_due else given
 
 

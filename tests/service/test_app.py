@@ -1,7 +1,9 @@
 """Start of the application, and the failures that end its process with their exit codes."""
 
+import asyncio
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -100,6 +102,29 @@ async def test_a_step_longer_than_the_request_timeout_ends_the_process(start: St
             assert running.exit_codes == [1]
         finally:
             hang.set()
+
+
+async def test_a_pause_of_the_whole_process_ends_no_step(
+    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a process that was stopped for longer than the request timeout in the middle of a
+    step ended afterwards, and its clients got no response.
+    """
+    monkeypatch.setattr("sightline.service.app.WATCH_INTERVAL_S", 0.1)
+    hang = threading.Event()
+    async with start(make_backend(faults=Faults(hang=hang)), request_timeout_s=0.3, queue_timeout_s=0.3) as running:
+        worker = running.app.state.service.worker
+        call = asyncio.create_task(running.post("/v1/generate", {"inputs": "x"}))
+        try:
+            await until(lambda: worker.step_started is not None)
+            time.sleep(0.6)  # pauses the event loop, too
+            await asyncio.sleep(0.05)
+        finally:
+            hang.set()
+        assert (await call).json()["error"]["code"] == "deadline_exceeded"
+        await until(lambda: worker.step_started is None)
+        assert (await running.post("/v1/generate", {"inputs": "x"})).status_code == 200
+        assert running.exit_codes == []
 
 
 async def test_while_a_model_is_loaded_again_after_it_hung_the_service_is_ready_and_others_are_served(

@@ -340,7 +340,7 @@ async def caused(start: Start, make_backend: MakeBackend, cause: Cause) -> Async
     chat = fake_manifest("chat", **sizes, max_target_tokens=128, decoder_start="source")
     backend.manifests = (
         *(fake, judge),
-        chat.model_copy(update={"chat": ChatTemplate(user="{}", assistant="{}", reply="")}),
+        chat.model_copy(update={"chat": ChatTemplate(program="{{ messages[-1].content }}")}),
         judge.model_copy(update={"name": "encoder", "tasks": ("encode",)}),
         fake_classifier_manifest("ranker", "score", ["LABEL_0"], **sizes),
         fake_classifier_manifest("tagger", "tokens", **sizes),

@@ -251,6 +251,20 @@ def test_a_bundle_of_standard_operators_is_not_supported(folder: Path) -> None:
         load(folder, strict_loading=True)
 
 
+@pytest.mark.parametrize(
+    ("chat", "message"),
+    [
+        ({"program": "{% for"}, "toy: the chat template cannot be used: it is not valid Jinja"),
+        ({"user": "{}", "reply": ""}, "chat templates without their program are no longer supported; export the model"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_named(folder: Path, chat: Any, message: str) -> None:
+    path = folder / "toy" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"chat": chat}), encoding="utf-8")
+    with pytest.raises(BundleError, match=message):
+        load(folder, strict_loading=True)
+
+
 def test_a_bundle_with_a_lazy_manifest_is_loaded_on_its_first_use_and_takes_no_rows_from_others(folder: Path) -> None:
     added = add_another(folder, "lazy")
     manifest = read_manifest(added)

@@ -32,7 +32,7 @@ from sightline.base.bundle import (
     Tokens,
     is_entailment,
 )
-from sightline.service.runtime.runner import Array, Int32, Int64
+from sightline.service.runtime.runner import Array, Bools, Int32, Int64
 
 KINDS: tuple[Literal["encoder", "cross", "decoder"], ...] = ("encoder", "cross", "decoder")
 LABELS = ("bad", "fair", "good")
@@ -385,7 +385,14 @@ class FakeRunner:
             self._hash[target] = self._hash[source]
 
     def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
+        self,
+        token_ids: Int64,
+        lengths: Int32,
+        source_lengths: Int32,
+        outputs: Sequence[str],
+        *,
+        first: int = 0,
+        whole: Bools | None = None,
     ) -> Mapping[str, Array]:
         self.num_steps += 1
         for output in self._last_outputs.values():

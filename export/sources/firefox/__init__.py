@@ -1,4 +1,4 @@
-"""Firefox translation models: folders with a Marian model and vocabularies."""
+"""Firefox translation models: folders with a Marian model, vocabularies and a shortlist."""
 
 import hashlib
 import re
@@ -14,6 +14,7 @@ from sightline.export.sources.firefox.marian_binary import read_file
 from sightline.export.sources.opened_checkpoint import FolderFiles
 
 MODEL = re.compile(r"model\.([a-z]+)\.intgemm(8|\.alphas)\.bin(\.gz)?")
+SHORTLIST_FILE = "lex.50.50.{}.s2t.bin"
 METADATA = "metadata.json"
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # BCP 47
 
@@ -26,10 +27,12 @@ class FirefoxFiles:
     model: Path
     source_vocabulary: Path
     target_vocabulary: Path  # the same file if both languages share a vocabulary
+    shortlist: Path | None
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return self.model, *dict.fromkeys((self.source_vocabulary, self.target_vocabulary))
+        vocabularies = dict.fromkeys((self.source_vocabulary, self.target_vocabulary))
+        return self.model, *vocabularies, *([self.shortlist] if self.shortlist else [])
 
     @property
     def source_and_target(self) -> tuple[str, str] | None:
@@ -74,7 +77,7 @@ def find_firefox_files(folder: Path) -> FirefoxFiles:
             f"{folder} has no vocab.{pair}.spm, and not both srcvocab.{pair}.spm and trgvocab.{pair}.spm; download "
             "them to the folder"
         )
-    return FirefoxFiles(pair, model, source, target)
+    return FirefoxFiles(pair, model, source, target, _first(folder, [SHORTLIST_FILE.format(pair)]))
 
 
 def read_metadata(folder: FolderFiles, files: FirefoxFiles) -> Metadata:

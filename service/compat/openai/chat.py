@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, cast
 
 from sightline.service.api.endpoint import Call, EventStream
-from sightline.service.api.messages import prompt_of
+from sightline.service.api.messages import dialogue_of
 from sightline.service.compat.common import FINISH_REASONS, blank_before, model_of_body
 from sightline.service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
 from sightline.service.compat.openai.schemas import decoding_parameters
@@ -23,7 +23,7 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     choice's end, one with the usage if `stream_options` ask for it, then `[DONE]`.
     """
     model = await model_of_body(call, body.model, "generate", default_for="chat")
-    prompt = prompt_of(model, body.inputs)
+    prompt = dialogue_of(model, body.inputs)
     if body.max_completion_tokens is not None:
         call.field_names = {**call.field_names, "max_new_tokens": "max_completion_tokens"}
     parameters = decoding_parameters(call, body, model)

@@ -3,7 +3,7 @@
 import re
 
 from sightline.base.bundle import PairTemplate
-from sightline.base.text.chat_prompt import merge_parts
+from sightline.base.text.prompt import merge_parts
 from sightline.base.text.tokenizer import TextTokenizer
 
 _SLOT = re.compile(r"\{(instruction|query|document)\}")

@@ -352,6 +352,10 @@ class TextTokenizer:
         return self._bytes[token_id].decode("utf-8", "replace") if token_id < len(self._bytes) else ""
 
     @property
+    def special_names(self) -> list[str]:
+        return [name for name in self._id_of_special if name]
+
+    @property
     def special_ids(self) -> frozenset[int]:
         return self._special_ids
 

@@ -1,4 +1,4 @@
-"""Writers of Marian models, and a small random model."""
+"""Writers of Marian models and shortlists, and a small random model."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.export.sources.firefox.marian_binary import CONFIG, FLOAT32, INT8, INTGEMM8
+from sightline.export.sources.firefox.shortlist import MAGIC, _checksum
 from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 
@@ -68,6 +69,15 @@ def write_entries(
     written += b"".join(struct.pack(f"<{len(shape)}i", *shape) for _, _, shape, _ in entries)
     written += struct.pack("<Q", padding) + bytes(padding)
     return written + b"".join(data for *_, data in entries)
+
+
+def write_shortlist(lists: Sequence[Sequence[int]], num_frequent: int = 20, num_best: int = 50) -> bytes:
+    """Return a binary shortlist with the target ids of each source id."""
+    offsets = np.cumsum([0, *map(len, lists)]).astype("<u8")
+    targets = np.array([id_ for ids in lists for id_ in ids], "<u4")
+    counted = struct.pack("<4Q", num_frequent, num_best, len(offsets), len(targets))
+    content = counted + offsets.tobytes() + targets.tobytes()
+    return struct.pack("<QQ", MAGIC, _checksum(content)) + content
 
 
 def write_vocabulary(size: int) -> bytes:

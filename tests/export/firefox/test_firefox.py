@@ -16,8 +16,9 @@ from torch.nn import functional
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.firefox import Metadata, find_firefox_files, read_metadata
 from sightline.export.sources.firefox.marian_binary import MarianModel, read_file
+from sightline.export.sources.firefox.shortlist import MAGIC, Candidates, parse_shortlist
 from sightline.export.sources.opened_checkpoint import FolderFiles
-from tests.export.firefox.models import HEADS, OPTIONS, VOCABULARY, WIDTH, random_tensors, write_marian
+from tests.export.firefox.models import HEADS, OPTIONS, VOCABULARY, WIDTH, random_tensors, write_marian, write_shortlist
 from tests.export.firefox.reference import END_ID, EPSILON, FirefoxReference
 
 TENSORS = random_tensors()
@@ -110,19 +111,63 @@ def test_candidates_restrict_a_translation() -> None:
     assert set(reference.translate(SOURCE, 8, [0, 3, 4]).ids) <= {3, 4}
 
 
+# Shortlist
+
+LISTS = [[1], [], [3, 39], [5]]
+
+
+def shortlist(data: bytes, is_shared: bool = False) -> Candidates:
+    return parse_shortlist(data, "lex.bin", source_size=4, target_size=40, is_shared=is_shared)
+
+
+def test_a_shortlist_has_frequent_tokens_and_translations() -> None:
+    read = shortlist(write_shortlist(LISTS))
+    assert read.frequent.tolist() == list(range(20))
+    assert read.by_source.tolist() == [[1, 0], [0, 0], [3, 39], [5, 0]]  # 0 is the end token, which is frequent
+    assert shortlist(write_shortlist(LISTS), True).by_source[:, 2].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (write_shortlist(LISTS)[:40], "it must have at least 48 bytes, got 40"),
+        (bytes(64), f"its first 8 bytes must be {MAGIC:#x}, got 0x0"),
+        (write_shortlist(LISTS)[:-1], "it must have 104 bytes for 5 offsets and 4 ids, got 103"),
+        (write_shortlist(LISTS[:3]), "it must have 5 offsets for the source vocabulary, got 4"),
+        (write_shortlist(LISTS)[:-1] + b"\1", "its checksum does not match"),
+        (write_shortlist([[40], [], [], []]), "its ids must be less than the 40 of the target vocabulary, got 40"),
+        (write_shortlist(LISTS, num_best=1), "a source token must have at most 1 translations, got 2"),
+        (write_shortlist([[1] * 1001, [], [], []], num_best=2000), "must have at most 1000 translations, got 1001"),
+        (write_shortlist(LISTS, num_frequent=16), "it must have at least 17 frequent tokens, got 16"),
+    ],
+)
+def test_shortlists_that_are_damaged(data: bytes, message: str) -> None:
+    expected = rf"^lex.bin is not a shortlist of this model: .*{message}; download it again, or import with --no-short"
+    with pytest.raises(ImportFailedError, match=expected):
+        shortlist(data)
+
+
+def test_each_truncated_shortlist_is_an_error() -> None:
+    whole = write_shortlist(LISTS)
+    for size in range(len(whole)):
+        with pytest.raises(ImportFailedError):
+            shortlist(whole[:size])
+
+
 # Folders
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("vocabularies", [["vocab"], ["srcvocab", "trgvocab"]])
 def test_files_are_found_by_their_names(tmp_path: Path, suffix: str, vocabularies: list[str]) -> None:
-    for name in ["model.enja.intgemm8.bin", *(f"{one}.enja.spm" for one in vocabularies)]:
+    for name in ["model.enja.intgemm8.bin", "lex.50.50.enja.s2t.bin", *(f"{one}.enja.spm" for one in vocabularies)]:
         (tmp_path / f"{name}{suffix}").write_bytes(gzip.compress(b"content") if suffix else b"content")
     (tmp_path / "metadata.json").write_text("{}")
     files = find_firefox_files(tmp_path)
     assert files.model == tmp_path / f"model.enja.intgemm8.bin{suffix}"
     assert files.source_vocabulary == tmp_path / f"{vocabularies[0]}.enja.spm{suffix}"
     assert files.target_vocabulary == tmp_path / f"{vocabularies[-1]}.enja.spm{suffix}"
+    assert files.shortlist == tmp_path / f"lex.50.50.enja.s2t.bin{suffix}"
     assert read_file(files.model) == b"content"
     assert files.source_and_target == ("en", "ja")
     assert replace(files, languages="ensrp").source_and_target is None
@@ -133,6 +178,7 @@ def test_unpacked_files_and_models_with_scales_are_preferred(tmp_path: Path) -> 
         (tmp_path / name).touch()
     files = find_firefox_files(tmp_path)
     assert (files.model.name, files.source_vocabulary.name) == ("model.ende.intgemm.alphas.bin.gz", "vocab.ende.spm")
+    assert files.shortlist is None
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_the_float16_path_agrees_with_float32_and_is_measured(
 class Skewed(FakeRunner):
     """A runner whose second row gets a wrong token in each step."""
 
-    def step(self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Any, *, first: int = 0) -> Any:
+    def step(self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Any, **rest: Any) -> Any:
         return super().step(np.where(np.arange(len(token_ids)) == 1, 7, token_ids), lengths, source_lengths, outputs)
 
 

@@ -10,8 +10,9 @@ from lab.zoo import export
 from lab.zoo.__main__ import main
 from lab.zoo.export import metadata_of
 from lab.zoo.systems import SYSTEMS, bundle_name
-from sightline.base.bundle import ChatTemplate, Languages
+from sightline.base.bundle import Languages
 from sightline.base.bundle_files import read_manifest
+from sightline.export.describe import PLAIN_DIALOGUES
 from sightline.export.import_errors import VerificationError
 from sightline.export.pipeline import Export, Exported, export_checkpoint
 from tests.export.conftest import no_child as no_child
@@ -37,8 +38,11 @@ def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
         "smalltalk-chat-gatt",
     ]
     languages = Languages(sources=("en",), targets=("de",))
-    chat = ChatTemplate(user="User: {}\n", assistant="Bot: {}\n", reply="Bot:", single_line=True)
-    assert [(one.languages, one.chat) for one in manifests] == [(languages, None), (languages, None), (None, chat)]
+    assert [(one.languages, one.chat) for one in manifests] == [
+        (languages, None),
+        (languages, None),
+        (None, PLAIN_DIALOGUES),
+    ]
     assert "Bahdanau et al. 2015" in manifests[0].description
     assert all(manifest.half_weights for manifest in manifests)
     assert capsys.readouterr().out.startswith(f"{out / 'multi30k-en-de-bahdanau'}: ")

@@ -1,15 +1,17 @@
 """The ids of training equal those that the service computes for the same dialogue."""
 
 import json
+from functools import cache
 from pathlib import Path
 from random import Random
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from sightline.base.text.chat_prompt import Turn, apply_chat_template
+from sightline.base.bundle import ChatTemplate
+from sightline.base.text.chat import ChatFormatter
+from sightline.base.text.prompt import Dialogue
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
-from sightline.export.sources.chat_parts import convert
 from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS, IM_END, IM_START, exchanges
 from sightline.model.data.encoding import encode, encode_prompt
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Role
@@ -23,7 +25,6 @@ from sightline.model.data.tokenizer_training import (
     train_tokenizer,
 )
 
-TEMPLATE = convert(CHAT_TEMPLATE, {})
 PARTS = (
     *("Hello", " Hello", "hello there,", "Größe", "e\u0301", "\u0301"),
     *("🙂", "👩‍👩‍👧", "日本語", "42", "...", "'s", "_"),
@@ -39,11 +40,15 @@ def random_messages(rng: Random) -> list[DialogueMessage]:
     return [DialogueMessage(role, "".join(rng.choices(PARTS, k=rng.randint(0, 8)))) for role in roles]
 
 
+@cache
+def formatter(tokenizer: TextTokenizer) -> ChatFormatter:
+    return ChatFormatter(ChatTemplate(program=CHAT_TEMPLATE), tokenizer)
+
+
 def service_ids(messages: list[DialogueMessage], tokenizer: TextTokenizer) -> list[int]:
     """Return the ids of a prompt, as the service computes them."""
-    system = [message.content for message in messages if message.role == "system"]
-    turns: list[Turn] = [(message.role, message.content) for message in messages if message.role != "system"]
-    return apply_chat_template(TEMPLATE, system, turns, tokenizer).encode(tokenizer)
+    dialogue = Dialogue([{"role": message.role, "content": message.content} for message in messages])
+    return formatter(tokenizer).prompt(dialogue).encode(tokenizer)
 
 
 def metaspace_tokenizer(lines: list[str]) -> Tokenizer:
@@ -73,15 +78,6 @@ def served(tokenizer: Tokenizer, folder: Path) -> TextTokenizer:
     path = folder / "prompt_tokenizer.json"
     prompt_tokenizer(tokenizer).save(str(path))
     return read_tokenizer(path)
-
-
-def test_the_template_is_that_of_the_format() -> None:
-    assert TEMPLATE.system == "<|im_start|>system\n{}<|im_end|>\n"
-    assert TEMPLATE.user == "<|im_start|>user\n{}<|im_end|>\n"
-    assert TEMPLATE.assistant == "<|im_start|>assistant\n{}<|im_end|>\n"
-    assert TEMPLATE.reply == "<|im_start|>assistant\n"
-    assert set(TEMPLATE.trim) == {"system", "user", "assistant"}
-    assert (TEMPLATE.begin, TEMPLATE.add_special_tokens, TEMPLATE.single_line) == ("", False, False)
 
 
 def test_training_ids_equal_served_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:

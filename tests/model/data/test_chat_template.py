@@ -1,20 +1,17 @@
 """Dialogues in the chat template of a checkpoint: token ids, and marked replies."""
 
-import builtins
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 from tokenizers import Tokenizer
 
+from sightline.base.bundle import ChatTemplate
 from sightline.base.errors import UsageError
-from sightline.base.text import jinja
+from sightline.base.text.chat import JinjaTemplate
 from sightline.model.config import PretrainedConfig
 from sightline.model.data.chat_template import (
-    CompiledTemplate,
     DialogueEncoder,
     encode_records,
     end_token,
@@ -39,20 +36,6 @@ THINKING = """\
 {% endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-# As SmolLM3: a tag of Transformers around each reply, with a scope of its own.
-MARKED = """\
-{%- set end = "<|im_end|>" %}
-{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-    {% if message.role == "assistant" %}
-    {% generation %}{% set end = end + "\n" %}
-        {{- message.content -}}
-{{ end }}
-    {%- endgeneration %}
-    {%- else %}{{ message.content + end }}{% endif %}
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-    {% endif %}"""
 LLAMA_2 = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content }} [/INST]"
     "{% elif m.role == 'assistant' %} {{ m.content }} {{ eos_token }}{% else %}{{ raise_exception('no system') }}"
@@ -68,7 +51,8 @@ def tokenizer() -> Tokenizer:
 
 
 def encoder(text: str, tokenizer: Tokenizer) -> DialogueEncoder:
-    return DialogueEncoder(CompiledTemplate(text, {"bos_token": "<s>", "eos_token": "</s>"}), tokenizer)
+    template = ChatTemplate(program=text, tokens={"bos_token": "<s>", "eos_token": "</s>"})
+    return DialogueEncoder(JinjaTemplate(template), tokenizer)
 
 
 def replies(ids: Any, mask: Any, tokenizer: Tokenizer) -> list[str]:
@@ -89,23 +73,6 @@ def test_replies_and_their_ends_are_marked(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(list(ids), skip_special_tokens=False) == text
     assert replies(ids, mask, tokenizer) == ["Hi, you.<|im_end|>", " See you soon.\n<|im_end|>"]
     assert ids[0] == tokenizer.token_to_id("<|im_start|>")
-
-
-def test_ids_are_those_of_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
-    )
-    for template in (TEMPLATE, THINKING, MARKED, LLAMA_2):
-        dialogue = DIALOGUE[1:]
-        listed = [{"role": one.role, "content": one.content} for one in dialogue]
-        own = encoder(template, tokenizer)
-        given = theirs.apply_chat_template(listed, chat_template=template, return_dict=False)
-        assert own.encode(dialogue)[0] == given
-        given = theirs.apply_chat_template(
-            listed[:3], chat_template=template, add_generation_prompt=True, return_dict=False
-        )
-        assert own.prompt(dialogue[:3]) == given
 
 
 def test_a_prompt_is_the_start_of_the_example(tokenizer: Tokenizer) -> None:
@@ -131,7 +98,6 @@ def test_templates_may_change_the_last_reply(tokenizer: Tokenizer) -> None:
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "ends a reply without a special token"),
         (LINES.replace("{{ message.content }}", "{{ message.content | upper }}"), "changes the text of a reply"),
         ("{{ messages | length }}" + TEMPLATE, "changes earlier messages of a dialogue"),
-        ("{% for m in messages %}", "is not valid Jinja"),
         (
             "{{ raise_exception('never') }}",
             "rejects a dialogue of 5 messages (system, user, assistant, user, assistant)",
@@ -152,16 +118,16 @@ def test_special_tokens_in_messages_are_refused(tokenizer: Tokenizer) -> None:
             call(dialogue)
 
 
-def test_the_template_is_read_from_each_place(tokenizer: Tokenizer) -> None:
-    named = [{"name": "tools", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+def test_the_template_is_read_from_the_files_of_a_checkpoint(tokenizer: Tokenizer) -> None:
     for files in (
         {"chat_template.jinja": TEMPLATE},
         {"tokenizer_config.json": json.dumps({"chat_template": TEMPLATE})},
-        {"tokenizer_config.json": json.dumps({"chat_template": named})},
     ):
         config = PretrainedConfig(211, task="language-model", files=files)
         assert end_token(config, tokenizer) == tokenizer.token_to_id("<|im_end|>")
     assert read_chat_template(PretrainedConfig(211, task="language-model")) is None
+    with pytest.raises(UsageError, match="the chat template of the checkpoint cannot be used: it is not valid Jinja"):
+        read_chat_template(PretrainedConfig(211, task="language-model", files={"chat_template.jinja": "{% for"}))
 
 
 def test_special_tokens_are_variables_of_the_template(tokenizer: Tokenizer) -> None:
@@ -173,19 +139,6 @@ def test_special_tokens_are_variables_of_the_template(tokenizer: Tokenizer) -> N
     assert end_token(config, tokenizer) == tokenizer.token_to_id("</s>")
 
 
-def test_a_missing_jinja_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **named: Any) -> Any:
-        if name.startswith("jinja2"):
-            raise ModuleNotFoundError(name)
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UsageError, match=r"need Jinja: pip install '.\[train\]'"):
-        CompiledTemplate("x", {})
-
-
 def test_records_are_encoded(tokenizer: Tokenizer) -> None:
     config = PretrainedConfig(211, task="language-model", files={"chat_template.jinja": TEMPLATE}, eos_id=2)
     text, dialogue = encode_records(config, tokenizer, [TextRecord("ab"), DialogueRecord(DIALOGUE)])
@@ -193,11 +146,3 @@ def test_records_are_encoded(tokenizer: Tokenizer) -> None:
     assert dialogue == encoder(TEMPLATE, tokenizer).encode(DIALOGUE)
     with pytest.raises(UsageError, match="no chat template for dialogues"):
         encode_records(dataclasses.replace(config, files={}), tokenizer, [DialogueRecord(DIALOGUE)])
-
-
-def test_the_time_of_a_template_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    template = CompiledTemplate("{% for a in range(1000) %}{{ a }}{% endfor %}", {})
-    assert template.render(DIALOGUE).endswith("998999")
-    monkeypatch.setattr(jinja, "MAX_SECONDS", 0)
-    with pytest.raises(UsageError, match="it takes more than 0 seconds"):
-        template.render(DIALOGUE)

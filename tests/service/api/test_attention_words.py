@@ -127,7 +127,7 @@ async def test_rows_of_a_prompt_are_merged_to_its_words(
 ) -> None:
     backend = make_backend()
     causal = fake_manifest("chat", vocabulary=len(tokenizer), decoder_start="source", **SIZES)
-    backend.manifests = (causal.model_copy(update={"chat": ChatTemplate(user="{}<s>", assistant="{}</s>", reply="")}),)
+    backend.manifests = (causal.model_copy(update={"chat": ChatTemplate(program="{{ messages[0].content }}<s>")}),)
     async with start(backend) as running:
         body: dict[str, Any] = {"inputs": None, "messages": [{"role": "user", "content": SOURCE}], "targets": TARGET}
         body |= {"prompt_rows": prompt_rows, "statistics": True}

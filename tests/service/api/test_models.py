@@ -21,7 +21,12 @@ async def test_models_are_listed_by_name(start: Start, make_backend: MakeBackend
 async def test_a_model_reports_its_limits_its_attention_and_its_runtime(start: Start) -> None:
     async with start() as running:
         response = (await running.client.get("/v1/models/fake")).json()
-        assert response["limits"] == {"max_input_tokens": 64, "max_output_tokens": 64, "vocabulary": 265}
+        assert response["limits"] == {
+            "max_input_tokens": 64,
+            "max_output_tokens": 64,
+            "vocabulary": 265,
+            "shortlist": None,
+        }
         assert response["attention"][0] == {
             "kind": "encoder",
             "layers": 2,

@@ -11,12 +11,12 @@ import pytest
 from ollama import Client, ResponseError, ShowResponse
 
 from sightline import __version__
-from sightline.base.bundle import ChatTemplate, GenerationDefaults
+from sightline.base.bundle import GenerationDefaults
 from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, Serve, Wire
+from tests.support.dialogues import LINES
 from tests.support.fake_runner import Faults, fake_manifest
 
-TEMPLATE = ChatTemplate(begin="", system="S: {}\n", user="U: {}\n", assistant="B: {}\n", reply="B:", single_line=True)
 GREETING = {"role": "user", "content": "a dog"}
 
 
@@ -24,7 +24,7 @@ def backend_of(tokenizer: TextTokenizer, **options: Any) -> FakeBackend:
     """Return a backend with a model that chats, `talker`, and a translator, `fake`."""
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
     talker = fake_manifest("talker", decoder_start="source", **sizes).model_copy(
-        update={"chat": TEMPLATE, "generation": GenerationDefaults(repetition_penalty=1.5)}
+        update={"chat": LINES, "generation": GenerationDefaults(repetition_penalty=1.5)}
     )
     return FakeBackend(tokenizer, (fake_manifest("fake", **sizes), talker), **options)
 
@@ -161,7 +161,7 @@ def test_empty_fields_of_messages_change_nothing(wire: Wire, empty: dict[str, An
 def test_a_continuation_has_the_space_that_other_apis_return(wire: Wire, client: Client, is_streamed: bool) -> None:
     options: dict[str, Any] = {"options": {"num_predict": 5}, "stream": is_streamed}
     texts = []
-    for text in ("gag", "a dog"):  # a space belongs only before what follows the first one
+    for text in ("gag", "dog"):  # a space belongs only before what follows the first one
         raw = client.generate("talker", text, raw=True, **options)
         texts.append("".join(part.response or "" for part in (raw if is_streamed else [raw])))
         body: dict[str, Any] = {"model": "talker", "prompt": text, "max_tokens": 5}
@@ -171,7 +171,7 @@ def test_a_continuation_has_the_space_that_other_apis_return(wire: Wire, client:
         texts.append("".join(part.message.content or "" for part in (reply if is_streamed else [reply])))
         body = {"model": "talker", "messages": dialogue, "max_tokens": 5}
         assert texts[-1] == wire.result("/v1/chat/completions", body)["choices"][0]["message"]["content"]
-    assert [text.startswith(" ") for text in texts] == [True, True, False, False]
+    assert [text.startswith(" ") for text in texts] == [True, False, False, True]
 
 
 def test_vectors_have_length_1(wire: Wire, client: Client) -> None:
@@ -204,7 +204,7 @@ def test_models_are_listed_and_described(wire: Wire, client: Client) -> None:
     for names in ({"name": "talker"}, {"model": "talker", "name": ""} | sent, {"model": "", "name": "talker"}):
         assert ShowResponse(**wire.result("/api/show", names)) == shown
     assert (shown.capabilities, shown.parameters) == (["completion", "embedding"], "repeat_penalty 1.5")
-    assert shown.template == "S: {}\nU: {}\nB:"
+    assert shown.template == LINES.program
     assert shown.modelinfo is not None
     assert shown.modelinfo["fake.context_length"] == 90
 

@@ -106,7 +106,7 @@ def test_a_chat_model_continues_the_dialogue_and_echo_returns_a_prompt(chatting:
     ]
     reply = client.chat.completions.create(model="fake", messages=said, max_tokens=9, logprobs=True)
     own = chatting.result(
-        "/v1/generate", {"model": "fake", "inputs": "U: y a dog\nB:", "parameters": {"max_new_tokens": 9}}
+        "/v1/generate", {"model": "fake", "inputs": "S: y\nU: a dog\nB:", "parameters": {"max_new_tokens": 9}}
     )
     content = reply.choices[0].message.content
     assert content == own["outputs"][0]["text"]

@@ -22,7 +22,7 @@ from sightline.service.engine.request import (
 )
 from sightline.service.engine.scores import StepScores
 from sightline.service.parameters import GenerateParameters
-from sightline.service.runtime.runner import Array, Int32, Int64, Runner
+from sightline.service.runtime.runner import Array, Bools, Int32, Int64, Runner
 from tests.support.fake_runner import PRIME, FakeFaultError, FakeRunner, Faults, fake_manifest
 
 FAR = 1e9
@@ -293,7 +293,14 @@ class CheckedRunner:
         self.inner.fork(sources, targets, positions)
 
     def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
+        self,
+        token_ids: Int64,
+        lengths: Int32,
+        source_lengths: Int32,
+        outputs: Sequence[str],
+        *,
+        first: int = 0,
+        whole: Bools | None = None,
     ) -> Mapping[str, Array]:
         assert 0 < len(token_ids) <= len(self.rows) - first
         rows = self.rows[first : first + len(token_ids)]
@@ -307,7 +314,7 @@ class CheckedRunner:
         is_retry = self.retries_left > 0
         self.retries_left -= is_retry
         try:
-            given = self.inner.step(token_ids, lengths, source_lengths, outputs, first=first)
+            given = self.inner.step(token_ids, lengths, source_lengths, outputs, first=first, whole=whole)
         except FakeFaultError:
             if is_retry:
                 self.failed.append((rows[0], int(token_ids[0])))

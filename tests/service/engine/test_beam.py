@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.base.bundle import Manifest
-from sightline.service.engine import beam
 from sightline.service.engine.beam import BeamGeneration
 from sightline.service.engine.generation import ActiveRequest, BeamCopies
 from sightline.service.engine.request import (
@@ -143,14 +141,12 @@ def requests_of(draw: st.DrawFn, vocabulary: int, num_beams: st.SearchStrategy[i
 def test_beam_searches_in_one_batch_equal_the_reference(
     searched: Reference, data: st.DataObject, vocabulary: int, max_rows: int
 ) -> None:
-    """Several beam searches, ranked in both ways, and greedy generations share one batch."""
+    """Several beam searches and greedy generations share one batch."""
     manifest = fake_manifest(vocabulary=vocabulary, max_target_tokens=MAX_TARGET_TOKENS)
     beams, single = requests_of(vocabulary, st.integers(2, 8)), requests_of(vocabulary, st.just(1))
     requests = data.draw(st.lists(st.one_of(beams, beams, single), min_size=1, max_size=5))
     copies = [dataclasses.replace(request, stop=request.stop and request.stop.copy()) for request in requests]
-    with patch.object(beam, "MIN_TOGETHER", data.draw(st.sampled_from([1, 9]))):
-        results = run(manifest, max_rows, copies)
-    for request, targets in zip(requests, results, strict=True):
+    for request, targets in zip(requests, run(manifest, max_rows, copies), strict=True):
         check_targets(targets, request, searched(manifest, request))
 
 

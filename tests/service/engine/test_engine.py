@@ -136,6 +136,34 @@ def test_an_encode_request_gets_the_last_layer_without_padding_and_without_a_row
     assert harness.engine.num_running == 1
 
 
+def test_rows_that_return_alternatives_or_read_all_scores_do_not_use_a_shortlist() -> None:
+    marked: list[list[bool]] = []
+
+    class Marked(FakeRunner):
+        def step(self, *arguments: Any, **options: Any) -> Any:
+            marked.append(options["whole"].tolist())
+            return super().step(*arguments, **options)
+
+    engine = Engine(Marked(fake_manifest(), 8), lambda: 0.0)
+    parameters: list[dict[str, Any]] = [
+        {},
+        {"top_logprobs": 1},
+        {"num_beams": 2},
+        {"do_sample": True},
+        {"num_beams": 2, "top_logprobs": 1},
+    ]
+    handles = [
+        engine.submit(GenerateRequest("r", SOURCES[4], FAR, GenerateParameters(**fields)), lambda _: None)
+        for fields in parameters
+    ]
+    engine.step()
+    engine.step()
+    assert marked[-1] == [False, True, False, True, True, False, True]  # the second beams come last
+    engine.cancel(handles[0])
+    engine.step()
+    assert marked[-1] == [True, True, False, True, True, False]  # the last row has moved into the first
+
+
 def test_only_outputs_that_running_rows_need_are_requested_from_the_runner() -> None:
     asked: list[set[str]] = []
 

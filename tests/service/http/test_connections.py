@@ -88,11 +88,18 @@ def test_connections_beyond_a_limit_are_429_and_others_continue(
 
 
 def test_a_rejected_client_that_continues_to_send_can_read_the_error(serve: Serve) -> None:
-    """Closing a connection with unread data resets it, and the client may lose the response."""
+    """Closing a connection with unread data resets it, and the client may lose the response.
+
+    Regression: the response was sent before the request, and clients closed the connection.
+    """
     with serve(max_connections=1) as wire, wire.connect() as first:
         assert is_served(first)
         for _ in range(20):
             with wire.connect() as connection:
+                connection.settimeout(0.01)
+                with pytest.raises(TimeoutError):
+                    connection.recv(1)
+                connection.settimeout(60)
                 connection.sendall(b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: 50000\r\n\r\n")
                 connection.sendall(b"x" * 50_000)
                 check(read_all(connection), "1 open connections")

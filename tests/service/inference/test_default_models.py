@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from sightline.base.bundle import ChatTemplate, Manifest, SentenceEmbedding
+from sightline.base.bundle import Manifest, SentenceEmbedding
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.inference.service import default_models
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
+from tests.support.dialogues import LINES
 from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
 
 pytestmark = pytest.mark.anyio
 
 MESSAGES = [{"role": "user", "content": "a dog"}]
 PLAIN = SentenceEmbedding(pooling="mean", normalize=False)  # of an encoder without settings of its own
-CHAT = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:", single_line=True)
 
 
 def manifests(tokenizer: TextTokenizer) -> dict[str, Manifest]:
@@ -32,7 +32,7 @@ def manifests(tokenizer: TextTokenizer) -> dict[str, Manifest]:
         ),
         fake_manifest("c-writer", **sizes, max_target_tokens=64),
         fake_manifest("d-chat", **sizes, max_target_tokens=64, decoder_start="source").model_copy(
-            update={"chat": CHAT}
+            update={"chat": LINES}
         ),
     )
     return {manifest.name: manifest for manifest in found}

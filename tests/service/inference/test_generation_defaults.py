@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from sightline.base.bundle import ChatTemplate, GenerationDefaults, Languages
+from sightline.base.bundle import GenerationDefaults, Languages
 from sightline.service.engine.request import GenerateRequest
 from sightline.service.parameters import GenerateParameters, complete_parameters
 from tests.service.conftest import FakeBackend, MakeBackend, Start, changed
+from tests.support.dialogues import LINES
 
 pytestmark = pytest.mark.anyio
 BEAMS = GenerationDefaults(num_beams=4, length_penalty=0.6, early_stopping=True, max_new_tokens=20)
@@ -82,7 +83,6 @@ def backend_with(make_backend: MakeBackend, defaults: GenerationDefaults, **upda
 
 
 INFER = {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a dog"]}]}
-CHAT = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:")
 MESSAGES = [{"role": "user", "content": "a dog"}]
 # Requests that set no parameter, and the field with their parameters.
 REQUESTS: list[tuple[str, dict[str, Any], str]] = [
@@ -109,7 +109,7 @@ async def test_every_api_uses_the_defaults(
         (SAMPLING, 1.1, sampling, (True, 0.7, 5)),
     ):
         submitted.clear()
-        async with start(backend_with(make_backend, defaults, chat=CHAT)) as running:
+        async with start(backend_with(make_backend, defaults, chat=LINES)) as running:
             await running.result(path, body)
             await running.result(path, requested)
         assert values(submitted, *names, "repetition_penalty") == [(*expected, penalty), (*expected, 1.5)]
@@ -118,7 +118,7 @@ async def test_every_api_uses_the_defaults(
 async def test_a_stream_does_not_use_beam_search_by_default(
     start: Start, make_backend: MakeBackend, submitted: Submitted
 ) -> None:
-    async with start(backend_with(make_backend, BEAMS, chat=CHAT)) as running:
+    async with start(backend_with(make_backend, BEAMS, chat=LINES)) as running:
         await running.events("/v1/generate", {"inputs": "x", "stream": True})
         await running.events("/v1/completions", {"prompt": "x", "stream": True})
         await running.events("/generate_stream", {"inputs": "x"}, has_end_mark=False)

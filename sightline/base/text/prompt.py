@@ -1,0 +1,99 @@
+"""Prompts of models that continue a text: texts, the special tokens between them, and dialogues."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sightline.base.text.tokenizer import TextTokenizer
+
+
+class ChatTemplateError(ValueError):
+    """A chat template cannot be used, or rejects a dialogue; the message states why about "it".
+
+    `reason` is the message without `detail`, which may contain text of the dialogue.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class TemplateLimitError(ChatTemplateError):
+    """A chat template exceeds a limit of its size or its work."""
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """Messages, as Transformers has them, that a chat template formats as one prompt.
+
+    The model replies to the last message, or continues it if it is the assistant's.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None  # definitions of functions, as JSON Schema
+
+    def __len__(self) -> int:
+        """Return the number of inputs, which is always 1."""
+        return 1
+
+    def index(self, position: int) -> None:
+        """Return the index of an input for an error: None, because it is not in a list."""
+
+    @property
+    def texts(self) -> list[str]:
+        return [str(message["content"]) for message in self.messages]
+
+    @property
+    def continues(self) -> bool:
+        """True if the model continues the last message."""
+        return bool(self.messages[-1]["role"] == "assistant")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as texts and ids of special tokens, in order.
+
+    Two texts never follow each other: text between two special tokens is tokenized in one piece.
+    """
+
+    parts: tuple[str | int, ...]
+    around: tuple[Sequence[int], Sequence[int]] = ((), ())  # ids before and after the parts
+
+    @property
+    def texts(self) -> list[str]:
+        return [part for part in self.parts if isinstance(part, str)]
+
+    def encode(self, tokenizer: TextTokenizer) -> list[int]:
+        """Return the token ids. Names of special tokens in the texts are plain text."""
+        before, after = self.around
+        ids = list(before)
+        for index, part in enumerate(self.parts):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += tokenizer.encode(part, add_special_tokens=False, is_start=index == 0)
+        return [*ids, *after]
+
+
+def raw_prompt(text: str, tokenizer: TextTokenizer) -> Prompt:
+    """Return a text in which the names of special tokens stand for them, as in Transformers."""
+    return Prompt(tuple(merge_parts(tokenizer.split_special(text), tokenizer)), tokenizer.template_ids())
+
+
+def merge_parts(parts: Sequence[str | int], tokenizer: TextTokenizer) -> Iterator[str | int]:
+    """Join texts that follow each other, and remove the whitespace that special tokens absorb."""
+    text, strips_left = "", False
+    for part in parts:
+        if isinstance(part, str):
+            text += part
+            continue
+        absorbs_left, absorbs_right = tokenizer.absorbs_whitespace(part)
+        text = text.lstrip() if strips_left else text
+        text = text.rstrip() if absorbs_left else text
+        if text:
+            yield text
+        yield part
+        text, strips_left = "", absorbs_right
+    text = text.lstrip() if strips_left else text
+    if text:
+        yield text
