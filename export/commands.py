@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sightline.base.bundle import Alignment, BundleError, Manifest, Quantization, QuantScheme, Verification
+from sightline.base.bundle import Alignment, BundleError, Manifest, Quantization, QuantScheme, Shortlist, Verification
 from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export.card import CARD, write_card
 from sightline.export.convert.conversions import Text, half_bundle, pack_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText
-from sightline.export.convert.shortlist import shortlist_bundle
+from sightline.export.convert.shortlist import learn_candidates, shortlist_bundle
 from sightline.export.convert.text_quality import PlainText, text_ids
 from sightline.export.import_errors import VerificationError, one_line
 from sightline.export.limits import begin_step
@@ -38,6 +38,7 @@ from sightline.export.options import (
     QuantizeOptions,
     RewriteOptions,
     RunOptions,
+    ShortlistOptions,
     VerifyOptions,
     languages_of,
     metadata_of,
@@ -53,6 +54,7 @@ from sightline.model.data.text import numbered_sentences
 from sightline.model.data.tokenizer_training import encode_lines, read_tokenizer
 from sightline.model.parts import load_parts
 
+HELD_OUT = 10  # one of this number of texts measures the loss of a shortlist
 GGUF_GROWTH = 8  # times the size of a file with 4 bits for each weight is its size in float32
 
 
@@ -324,6 +326,22 @@ def quantize(options: QuantizeOptions) -> Quantization:
     if "per-tensor" in recipe.schemes.values():
         sentences = _usable_sentences(options.bundle, options.calibration, "--calibration")
     return quantize_bundle(options.bundle, options.out, recipe, text, options.force, sentences)
+
+
+def shortlist(options: ShortlistOptions) -> Shortlist:
+    """Learn a shortlist from nine tenths of the texts, and measure its loss on the others."""
+    from sightline.export.check.sessions import open_sessions
+
+    bundle, manifest = options.bundle, read_bundle(options.bundle)
+    if manifest.cross_attention is None:
+        raise BundleError(f"{bundle} cannot have a shortlist: only encoder-decoder models with attention can")
+    texts = _usable_sentences(bundle, options.texts, "--texts")
+    held_out = texts[::HELD_OUT]
+    learned = [text for number, text in enumerate(texts) if number % HELD_OUT]
+    sources = text_ids(manifest, read_tokenizer(bundle / manifest.source_tokenizer), learned)
+    print(f"translating {len(learned)} texts; the loss is measured on {len(held_out)} others", file=sys.stderr)
+    candidates = learn_candidates(open_sessions(bundle, manifest), sources)
+    return shortlist_bundle(bundle, options.out, candidates, PlainText(held_out))
 
 
 def pack(options: PackOptions) -> Quantization:
