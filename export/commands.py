@@ -173,12 +173,13 @@ def _write(export: Export, bits: int, is_default: bool, is_shortened: bool) -> V
         with temporary_sibling(out, "whole") as folder:
             whole = folder / out.resolve().name
             exported = _write_whole(dataclasses.replace(export, bundle=whole), bits, is_default, "per-token")
-            candidates = _firefox_candidates(export.checkpoint, exported.manifest)
+            candidates = firefox_candidates(export.checkpoint, exported.manifest)
             shortlist_bundle(whole, out, candidates, None)
         return _report(out, exported)
 
 
-def _firefox_candidates(checkpoint: Path, manifest: Manifest) -> Candidates:
+def firefox_candidates(checkpoint: Path, manifest: Manifest) -> Candidates:
+    """Read the shortlist of a Firefox model, which was imported with this manifest."""
     files, target_size = find_firefox_files(checkpoint), manifest.limits.vocabulary - 1  # without the start token
     assert files.shortlist is not None
     return parse_shortlist(

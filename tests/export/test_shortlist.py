@@ -160,3 +160,6 @@ def test_bundles_that_cannot_have_a_shortlist(bundles: Bundles, bundle: Path, cl
     ):
         with pytest.raises(BundleError, match=reason):
             shortlist_bundle(folder, out, bundles.candidates, None)
+    shortlist_bundle(bundle, bundles.folder / "float32", bundles.candidates, None)
+    with pytest.raises(BundleError, match="has a shortlist; convert the bundle that it was made from"):
+        quantize_bundle(bundles.folder / "float32", out, QuantizationRecipe(8), None)
