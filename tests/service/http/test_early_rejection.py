@@ -12,9 +12,10 @@ import pytest
 
 from sightline.service.http.early_rejection import ENDPOINTS, EarlyRejection
 from sightline.service.inference.service import Service
-from tests.service.conftest import TEMPLATE, MakeBackend, Serve, Wire, changed, classifying, read_all, wait_until
+from tests.service.conftest import MakeBackend, Serve, Wire, changed, classifying, read_all, wait_until
 from tests.service.http.test_access import KEYS
 from tests.service.http.test_protocol import read_response
+from tests.support.dialogues import LINES
 from tests.support.fake_runner import LABELS
 
 BODIES: dict[str, Any] = {
@@ -74,7 +75,7 @@ def test_an_early_rejection_equals_that_of_admission(
 ) -> None:
     """Each API has its own form of errors, and each task its own default model."""
     caplog.set_level("INFO", "sightline.access")
-    backend = changed(make_backend("fake", "other"), chat=TEMPLATE)
+    backend = changed(make_backend("fake", "other"), chat=LINES)
     with full(serve, classifying(backend, "ranker", "score", LABELS[:1]), default_model="other,ranker") as both:
         wire, service = both
         assert ENDPOINTS.keys() == BODIES.keys()
