@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI
@@ -163,13 +164,16 @@ async def _load_and_watch(
     if on_ready is not None:
         on_ready()
     # A step longer than the request timeout has outlived every request, and delays all new ones.
-    # Intervals are counted and not seconds, so that a pause of the whole process ends no step.
-    started, num_intervals = worker.step_started, 0
+    # A pause of the whole process, as of a virtual machine, counts as at most two intervals.
+    started, checked, seconds = worker.step_started, time.monotonic(), 0.0
     while worker.is_alive:
         await asyncio.sleep(WATCH_INTERVAL_S)
-        num_intervals = num_intervals + 1 if worker.step_started == started else 0
-        started = worker.step_started
-        is_late = started is not None and num_intervals * WATCH_INTERVAL_S > service.settings.request_timeout_s
+        if worker.step_started != started:
+            started, seconds = worker.step_started, 0.0
+            checked = started or checked
+        now = time.monotonic()
+        seconds, checked = seconds + min(now - checked, 2 * WATCH_INTERVAL_S), now
+        is_late = started is not None and seconds > service.settings.request_timeout_s
         if is_late and not await _end_step(service):
             break
     if worker.has_died:

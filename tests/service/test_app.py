@@ -110,7 +110,7 @@ async def test_a_pause_of_the_whole_process_ends_no_step(
     """Regression: a process that was stopped for longer than the request timeout in the middle of a
     step ended afterwards, and its clients got no response.
     """
-    monkeypatch.setattr("sightline.service.app.WATCH_INTERVAL_S", 0.1)
+    monkeypatch.setattr("sightline.service.app.WATCH_INTERVAL_S", 0.05)
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), request_timeout_s=0.3, queue_timeout_s=0.3) as running:
         worker = running.app.state.service.worker
