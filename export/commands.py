@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sightline.base.bundle import Alignment, BundleError, Manifest, Quantization, QuantScheme, Verification
+from sightline.base.bundle import Alignment, BundleError, Manifest, Quantization, QuantScheme, Shortlist, Verification
 from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export.card import CARD, write_card
 from sightline.export.convert.conversions import Text, half_bundle, pack_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText
-from sightline.export.convert.shortlist import shortlist_bundle
+from sightline.export.convert.shortlist import learn_candidates, shortlist_bundle
 from sightline.export.convert.text_quality import PlainText, text_ids
 from sightline.export.import_errors import VerificationError, one_line
 from sightline.export.limits import begin_step
@@ -38,6 +38,7 @@ from sightline.export.options import (
     QuantizeOptions,
     RewriteOptions,
     RunOptions,
+    ShortlistOptions,
     VerifyOptions,
     languages_of,
     metadata_of,
@@ -53,6 +54,7 @@ from sightline.model.data.text import numbered_sentences
 from sightline.model.data.tokenizer_training import encode_lines, read_tokenizer
 from sightline.model.parts import load_parts
 
+HELD_OUT = 10  # one of this number of texts measures the loss of a shortlist
 GGUF_GROWTH = 8  # times the size of a file with 4 bits for each weight is its size in float32
 
 
@@ -171,12 +173,13 @@ def _write(export: Export, bits: int, is_default: bool, is_shortened: bool) -> V
         with temporary_sibling(out, "whole") as folder:
             whole = folder / out.resolve().name
             exported = _write_whole(dataclasses.replace(export, bundle=whole), bits, is_default, "per-token")
-            candidates = _firefox_candidates(export.checkpoint, exported.manifest)
+            candidates = firefox_candidates(export.checkpoint, exported.manifest)
             shortlist_bundle(whole, out, candidates, None)
         return _report(out, exported)
 
 
-def _firefox_candidates(checkpoint: Path, manifest: Manifest) -> Candidates:
+def firefox_candidates(checkpoint: Path, manifest: Manifest) -> Candidates:
+    """Read the shortlist of a Firefox model, which was imported with this manifest."""
     files, target_size = find_firefox_files(checkpoint), manifest.limits.vocabulary - 1  # without the start token
     assert files.shortlist is not None
     return parse_shortlist(
@@ -324,6 +327,22 @@ def quantize(options: QuantizeOptions) -> Quantization:
     if "per-tensor" in recipe.schemes.values():
         sentences = _usable_sentences(options.bundle, options.calibration, "--calibration")
     return quantize_bundle(options.bundle, options.out, recipe, text, options.force, sentences)
+
+
+def shortlist(options: ShortlistOptions) -> Shortlist:
+    """Learn a shortlist from nine tenths of the texts, and measure its loss on the others."""
+    from sightline.export.check.sessions import open_sessions
+
+    bundle, manifest = options.bundle, read_bundle(options.bundle)
+    if manifest.cross_attention is None:
+        raise BundleError(f"{bundle} cannot have a shortlist: only encoder-decoder models with attention can")
+    texts = _usable_sentences(bundle, options.texts, "--texts")
+    held_out = texts[::HELD_OUT]
+    learned = [text for number, text in enumerate(texts) if number % HELD_OUT]
+    sources = text_ids(manifest, read_tokenizer(bundle / manifest.source_tokenizer), learned)
+    print(f"translating {len(learned)} texts; the loss is measured on {len(held_out)} others", file=sys.stderr)
+    candidates = learn_candidates(open_sessions(bundle, manifest), sources)
+    return shortlist_bundle(bundle, options.out, candidates, PlainText(held_out))
 
 
 def pack(options: PackOptions) -> Quantization:

@@ -215,6 +215,23 @@ class AlignOptions(Options):
     belong to this command)"""
 
 
+class ShortlistOptions(Options):
+    """Let a translation model choose from the tokens that its input makes likely, which is faster.
+
+    The model translates texts for it. A tenth of them, which it does not learn from, measure the
+    loss.
+    """
+
+    example = "bundles/multi30k-en-de --out bundles/multi30k-short --texts sentences.txt"
+
+    bundle: Annotated[Path, Shown(is_positional=True)]
+    """folder of a float32 bundle, or of one quantized with --projection per-token"""
+    out: Annotated[Path, Shown("BUNDLE")]
+    """folder to write or replace"""
+    texts: Annotated[Path, Shown("FILE")]
+    """file with one text in the source language per line; more texts lose less"""
+
+
 class RewriteOptions(Options):
     """Options of the commands that convert a float32 bundle."""
 

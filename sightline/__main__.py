@@ -41,11 +41,12 @@ COMMANDS = {
     "align": Command("choose the heads of a bundle that align words", "cpu,import"),
     "quantize": Command("quantize a bundle to 8-bit or 4-bit weights, or to float16 for CUDA", "cpu,import"),
     "pack": Command("store the matrices of a bundle in 8 bits", "cpu,import"),
+    "shortlist": Command("restrict a translation model to likely tokens, which is faster", "cpu,import"),
 }
 
 # The commands of `actions`, which read files that others wrote, in a child process with limits, as
 # `models get` does.
-LIMITED = ("export", "verify", "align", "quantize", "pack")
+LIMITED = ("export", "verify", "align", "quantize", "pack", "shortlist")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

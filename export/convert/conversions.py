@@ -157,6 +157,8 @@ def _write_converted(
     original = read_bundle(source)
     if original.dtype != "float32":
         raise BundleError(f"{source} must be a float32 bundle, got {original.dtype}")
+    if original.shortlist is not None:
+        raise BundleError(f"{source} has a shortlist; convert the bundle that it was made from, or import without it")
     if original.quantization is not None:
         raise BundleError(f"{source} has weights of 8 bits already; convert the bundle that it was made from")
     if original.half_weights and not takes_half:

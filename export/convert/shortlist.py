@@ -12,8 +12,10 @@ so that a candidate of a quantized bundle has the same logit as without a shortl
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from sightline.base.bundle import TOP_TOKENS, AgreementQuality, BundleError, Manifest, Shortlist, State
 from sightline.base.bundle_files import read_bundle, record_files, write_manifest
-from sightline.export.check.sessions import open_sessions
-from sightline.export.convert.text_quality import PlainText, compare_on_texts
+from sightline.export.check.sessions import Sessions, open_sessions
+from sightline.export.convert.text_quality import PlainText, batches, compare_on_texts, greedy_outputs
 from sightline.export.graphs.builder import GraphBuilder, WeightFile, external_tensor
 from sightline.export.graphs.nodes import FLOAT, INT32, INT64, LOWEST, token_mask
 from sightline.export.import_errors import VerificationError
@@ -35,6 +37,9 @@ from sightline.export.writing import WEIGHTS, clear_disk_errors, graph_entry, re
 from sightline.model.data.tokenizer_training import read_tokenizer
 
 SIZE = 1024  # most candidates of a source
+# Candidates of all sources and of each source token in a shortlist that is learned, and number of
+# source tokens that a step is linked with.
+NUM_FREQUENT, NUM_BEST, NUM_LINKS = 400, 40, 3
 WHOLE, IDS, COLUMNS = "whole_vocabulary", "shortlist.ids", "shortlist.columns"
 SCORES = ("logits", "logprobs", "top_logprobs", "top_ids")
 PRODUCTS = ("Gemm", "MatMulInteger")
@@ -78,6 +83,42 @@ def shortlist_bundle(
         write_manifest(folder, manifest)
     assert manifest.shortlist is not None
     return manifest.shortlist
+
+
+def learn_candidates(sessions: Sessions, sources: Sequence[Sequence[int]]) -> Candidates:
+    """Translate sources, and collect the tokens that are probable where each source token is read.
+
+    The heads that align words link each step with a source token.
+    """
+    manifest = sessions.manifest
+    limits, (aligned, layer, heads) = manifest.limits, manifest.alignment_heads
+    maps = manifest.attention_of("cross").outputs[0]
+    weights, links = np.zeros(limits.vocabulary), dict[int, Counter[int]]()
+    before: dict[str, Array] = {}
+
+    def link(rows: Sequence[Sequence[int]], outputs: dict[str, Array], is_done: Sequence[bool]) -> None:
+        nonlocal before
+        written, before = outputs if aligned == "writes" else before, outputs
+        attention = outputs[maps][:, list(heads), layer].mean(axis=1)  # (B, S)
+        for row, source in enumerate(rows):
+            if written and not is_done[row]:
+                ids, shares = written["top_ids"][row], np.exp(written["top_logprobs"][row])
+                weights[ids] += shares
+                for place in np.argsort(-attention[row, : len(source)])[:NUM_LINKS].tolist():
+                    of_token = links.setdefault(source[place], Counter())
+                    of_token.update(dict(zip(ids.tolist(), (attention[row, place] * shares).tolist(), strict=True)))
+
+    for indices in batches(sources):
+        rows, before = [sources[index] for index in indices], {}
+        greedy_outputs(sessions, rows, ["top_ids", "top_logprobs", maps], partial(link, rows))
+    frequent = np.unique([*manifest.tokens.end_ids, *np.argsort(-weights, kind="stable")[:NUM_FREQUENT]])
+    by_source = np.full((limits.source_vocabulary or limits.vocabulary, NUM_BEST + 1), frequent[0])
+    if limits.source_vocabulary is None:  # names and numbers are often copied
+        by_source[:, NUM_BEST] = np.arange(limits.vocabulary)
+    for token, of_token in links.items():
+        best = [target for target, _ in of_token.most_common(NUM_BEST)]
+        by_source[token, : len(best)] = best
+    return Candidates(frequent, by_source)
 
 
 def _write(source: Path, original: Manifest, folder: Path, candidates: Candidates, size: int) -> Manifest:

@@ -13,7 +13,7 @@ independent, so that the batches do not change the result.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,7 +156,7 @@ def _check_labels(labels: LabelQuality | None, way_out: str) -> None:
         )
 
 
-def _batches(sources: Sequence[Ids]) -> Iterator[list[int]]:
+def batches(sources: Sequence[Ids]) -> Iterator[list[int]]:
     """Return the indices of sources in batches of similar lengths, the shortest first."""
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     for start in range(0, len(order), BATCH_ROWS):
@@ -168,7 +168,7 @@ def _batches(sources: Sequence[Ids]) -> Iterator[list[int]]:
 
 def _compare_encoders(float32: Sessions, quantized: Sessions, sources: Sequence[Ids]) -> EmbeddingQuality:
     manifest, cosines, same, differences = float32.manifest, list[float](), list[bool](), [0.0]
-    for rows in _batches(sources):
+    for rows in batches(sources):
         batch = [sources[row] for row in rows]
         before, after = (encode(sessions, batch) for sessions in (float32, quantized))
         for row, source in enumerate(batch):
@@ -237,7 +237,7 @@ def _compare_predictions(float32: Sessions, quantized: Sessions, sources: Sequen
         raise ValueError("each text has only one token, so that there is none to predict; use longer texts")
     before_total = after_total = divergence = 0.0
     num_same = 0
-    for rows in _batches(sources):
+    for rows in batches(sources):
         batch = [sources[row] for row in rows]
         steps = zip(predictions(float32, batch), predictions(quantized, batch), strict=True)
         for (targets, before), (_, after) in steps:
@@ -279,7 +279,7 @@ def _compare_outputs(
     float32: Sessions, quantized: Sessions, tokenizer: Tokenizer, sources: Sequence[Ids]
 ) -> AgreementQuality:
     same, before, after = 0, list[str](), list[str]()
-    for rows in _batches(sources):
+    for rows in batches(sources):
         batch = [sources[row] for row in rows]
         old, new = (greedy_outputs(sessions, batch) for sessions in (float32, quantized))
         same += sum(old_ids == new_ids for old_ids, new_ids in zip(old, new, strict=True))
@@ -288,10 +288,17 @@ def _compare_outputs(
     return AgreementQuality(texts=len(sources), chrf=chrf(after, before), same_outputs=same / len(sources))
 
 
-def greedy_outputs(sessions: Sessions, sources: Sequence[Ids]) -> list[list[int]]:
+def greedy_outputs(
+    sessions: Sessions,
+    sources: Sequence[Ids],
+    measured: Sequence[str] = (),
+    on_step: Callable[[dict[str, Array], list[bool]], None] = lambda outputs, is_done: None,
+) -> list[list[int]]:
     """Generate greedily from several sources, without the end token.
 
     Suppressed tokens and the target prefix of the default language apply, other settings do not.
+    `on_step` gets the outputs `measured` of each step that chooses a token, and which rows ended
+    before.
     """
     manifest = sessions.manifest
     _, _, prefix = default_language_ids(manifest)
@@ -303,12 +310,13 @@ def greedy_outputs(sessions: Sessions, sources: Sequence[Ids]) -> list[list[int]
     outputs: list[list[int]] = [[] for _ in sources]
     tokens, is_done = [forced[0]] * len(sources), [False] * len(sources)
     suppressed = list(manifest.generation.suppress_tokens)
-    requested = ["logits" if manifest.shortlist is None else "top_ids"]
+    requested = ["logits" if manifest.shortlist is None else "top_ids", *measured]
     for step in range(steps):
         scores = run_step(sessions, states, tokens, [step] * len(sources), lengths, requested)
         if step + 1 < len(forced):
             tokens = [forced[step + 1]] * len(sources)
             continue
+        on_step(scores, is_done)
         if manifest.shortlist is None:
             scores["logits"][:, suppressed] = -np.inf
             tokens = scores["logits"].argmax(axis=-1).tolist()

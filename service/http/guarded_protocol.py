@@ -34,7 +34,8 @@ MAX_UNCOUNTED_BYTES = 16 * 1024  # a body that arrives at once is read in the ne
 LINGER_S = 1.0  # a client that gets an error reads it, or sends more, within this time
 READER_CHECKS = 50  # checks of a reader's progress within its timeout
 MAX_PIPELINED = 32  # requests of a connection that wait for earlier responses
-NOBODY_WAITS = asyncio.Event()
+# Attributes of an object in place of uvicorn's cycle, for a request that no application answers.
+CYCLE: Any = {"scope": {}, "response_complete": False, "disconnected": False, "message_event": asyncio.Event()}
 
 # Stricter than the HTTP parser, as RFC 9110 and 9112 require.
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
@@ -324,15 +325,9 @@ class GuardedProtocol(HttpToolsProtocol):
         found = self._early.find(self.scope, self.url, body if length == b"%d" % len(body) else None)
         if found is None:
             return False
-        # In place of a cycle of uvicorn. After `Expect`, the client may send a body or not.
-        is_last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
-        cycle: Any = SimpleNamespace(
-            scope={},
-            response_complete=False,
-            disconnected=False,
-            keep_alive=not is_last and not self.expect_100_continue,
-            message_event=NOBODY_WAITS,
-        )
+        # After `Expect`, the client may send a body or not.
+        is_last = self.expect_100_continue or self.parser.get_http_version() == "1.0"
+        cycle: Any = SimpleNamespace(**CYCLE, keep_alive=self.parser.should_keep_alive() and not is_last)
         self.cycle = cycle
         self._exchange = Exchange(self._bodies, cycle, self._break_off, has_turn=True, rejection=found[1])
         pacer = self._early.service.rejection_pacer

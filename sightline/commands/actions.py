@@ -18,6 +18,7 @@ from sightline.export.options import (
     CheckpointOptions,
     PackOptions,
     QuantizeOptions,
+    ShortlistOptions,
     VerifyOptions,
 )
 
@@ -28,6 +29,7 @@ OPTIONS: Mapping[str, type[Options]] = {
     "align": AlignOptions,
     "quantize": QuantizeOptions,
     "pack": PackOptions,
+    "shortlist": ShortlistOptions,
 }
 
 

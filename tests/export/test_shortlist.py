@@ -11,13 +11,17 @@ from numpy.typing import NDArray
 
 from sightline.base.bundle import TOP_TOKENS, BundleError, Manifest
 from sightline.base.bundle_files import read_bundle
+from sightline.export import commands
+from sightline.export.check.sessions import open_sessions
+from sightline.export.convert import shortlist
 from sightline.export.convert.conversions import quantize_bundle
-from sightline.export.convert.shortlist import shortlist_bundle
-from sightline.export.convert.text_quality import PlainText
+from sightline.export.convert.shortlist import learn_candidates, shortlist_bundle
+from sightline.export.convert.text_quality import PlainText, greedy_outputs
 from sightline.export.import_errors import VerificationError
 from sightline.export.options import QuantizationRecipe
 from sightline.export.sources.firefox.shortlist import Candidates
 from sightline.service.runtime.ort import OnnxRunner
+from tests.support.export import main
 
 Outputs = Mapping[str, NDArray[Any]]
 TOP = ("top_ids", "top_logprobs")
@@ -125,6 +129,27 @@ def test_a_bundle_that_loses_too_much_is_not_written(bundles: Bundles, toy_sente
     assert not short.exists()
 
 
+def test_the_command_learns_a_shortlist_and_records_its_loss_on_other_texts(
+    bundle: Path, sources: list[list[int]], toy_sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shortlist, "MIN_CHRF", 0.0)
+    monkeypatch.setattr(shortlist, "NUM_FREQUENT", TOP_TOKENS)
+    monkeypatch.setattr(commands, "HELD_OUT", 3)
+    texts, out = tmp_path / "texts", tmp_path / "short"
+    texts.write_text("\n".join(toy_sentences), encoding="utf-8")
+    assert main(["shortlist", str(bundle), "--out", str(out), "--texts", str(texts)]) == 0
+    record = read_bundle(out).shortlist
+    assert record is not None and record.quality is not None
+    assert record.quality.texts == len(toy_sentences[::3])
+    sessions = open_sessions(bundle, read_bundle(bundle))
+    learned = [source for number, source in enumerate(sources) if number % 3]
+    candidates = learn_candidates(sessions, learned)
+    for source, target in zip(learned, greedy_outputs(sessions, learned), strict=True):
+        found = {*candidates.frequent.tolist(), *candidates.by_source[source].flat}
+        assert set(target) <= found  # the model can write what it wrote
+    assert candidates.by_source[learned[0], -1].tolist() == learned[0]  # one vocabulary: tokens can be copied
+
+
 def test_bundles_that_cannot_have_a_shortlist(bundles: Bundles, bundle: Path, classifier_bundle: Path) -> None:
     group_wise, out = bundles.folder / "group-wise", bundles.folder / "out"
     quantize_bundle(bundle, group_wise, QuantizationRecipe(8), None)
@@ -135,3 +160,6 @@ def test_bundles_that_cannot_have_a_shortlist(bundles: Bundles, bundle: Path, cl
     ):
         with pytest.raises(BundleError, match=reason):
             shortlist_bundle(folder, out, bundles.candidates, None)
+    shortlist_bundle(bundle, bundles.folder / "float32", bundles.candidates, None)
+    with pytest.raises(BundleError, match="has a shortlist; convert the bundle that it was made from"):
+        quantize_bundle(bundles.folder / "float32", out, QuantizationRecipe(8), None)
