@@ -70,7 +70,7 @@ class Turns:
         self._turn = ("", 0.0, 1.0)  # model, start and weight of the turn that runs
 
     def next(self, max_waits: Mapping[str, float], now: float) -> tuple[str, float]:
-        """Begin the turn of a model; return it, and the time until rows have waited too long.
+        """Begin the turn of a model; return it, and the time until rows of others wait too long.
 
         Args:
             max_waits: the models that have work, with the longest time that their running rows
@@ -87,7 +87,7 @@ class Turns:
 
         model = min(max_waits, key=rank)
         self._turn = model, now, 1.0 if max_waits[model] == math.inf else ROWS_WEIGHT
-        return model, max(0.0, min(left.values()))
+        return model, max(0.0, min((left[other] for other in left if other != model), default=math.inf))
 
     def end(self, now: float) -> None:
         """End the turn that runs."""

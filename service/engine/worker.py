@@ -250,7 +250,7 @@ class Worker:
             self._step_started = None
 
     def _step_next(self) -> None:
-        """Run a step of the engine whose turn it is; its batch is small while rows wait.
+        """Run a step of the engine whose turn it is; its batch is small while rows of others wait.
 
         This is a method, because its local variables must not keep an engine that is removed.
         """

@@ -310,14 +310,11 @@ class Clocked(FakeRunner):
         return super().step(*arguments, **options)
 
 
-@pytest.mark.parametrize("is_one_model", [False, True])
-async def test_batches_are_small_while_rows_wait_and_large_again_afterwards(
-    monkeypatch: pytest.MonkeyPatch, is_one_model: bool
-) -> None:
+async def test_batches_are_small_while_rows_wait_and_large_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, runs = SimpleNamespace(monotonic=lambda: Clocked.now), list[tuple[int, float]]()
     monkeypatch.setattr("sightline.service.engine.worker.time", clock)
     engines = [Engine(Clocked(runs), clock.monotonic, max_batch_tokens=160) for _ in range(2)]
-    worker = Worker({"m0": engines[0], "m1": engines[not is_one_model]})
+    worker = Worker({"m0": engines[0], "m1": engines[1]})
     generation = submit(worker, "m1", request(parameters=LONG))
     sources = [tuple(range(3 + n % 7, 11 + n % 7)) for n in range(140)]
     encodes = [submit(worker, "m0", EncodeRequest(str(n), source, FAR)) for n, source in enumerate(sources)]
