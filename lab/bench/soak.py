@@ -310,18 +310,8 @@ def _plain(model: str, text: str) -> list[Call]:
 
 
 GETS = (
-    *(
-        "/",
-        "/page/main.js",
-        "/v1/models",
-        "/health",
-        "/health/live",
-        "/health/ready",
-        "/ping",
-        "/metrics",
-        "/docs",
-        "/openapi.json",
-    ),
+    *("/", "/page/main.js", "/v1/models", "/health", "/health/live", "/health/ready", "/ping", "/metrics"),
+    *("/docs", "/docs/docs.js", "/openapi.json"),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/info", "/languages"),
     *("/api/tags", "/api/ps", "/api/version"),
 )

@@ -126,8 +126,8 @@ def test_many_lines_share_the_steps_of_the_engine(translated: Translate, monkeyp
     steps: list[int] = []
     step = Engine.step
 
-    def count(engine: Engine) -> None:
-        step(engine)
+    def count(engine: Engine, *limit: float) -> None:
+        step(engine, *limit)
         steps.append(engine.num_running)
 
     monkeypatch.setattr(Engine, "step", count)

@@ -11,7 +11,7 @@ WALL_CLOCK = re.compile(
 ALLOWED = {
     "service/quotas.py": "the windows of quotas, which several services share",
     "service/traces.py": "the times of spans",
-    "sightline/base/text/chat_prompt.py": "the date in chat templates",
+    "sightline/base/text/chat.py": "the date in chat templates",
     "service/compat/openai/text_response.py": "the field created",
     "service/compat/ollama.py": "the field created_at",
 }
