@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from sightline.base.bundle import Verification
 from sightline.export.check.check_report import check_inputs, raise_if_exceeded
 from sightline.export.check.sessions import Array, Sessions, onnx_steps, read_sources, run_step
-from sightline.export.check.verify import SCORES, check_scores, compare_cosines
+from sightline.export.check.verify import check_scores, compare_cosines
+from sightline.export.graphs.nodes import SCORES
 from sightline.export.graphs.recurrent_graphs import STATE_INPUTS
 from sightline.model.architectures.recurrent import RecurrentModel, RecurrentState, RecurrentStep
 from sightline.model.data.batches import pad

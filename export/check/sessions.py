@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from sightline.base.bundle import PREFILL_TOKENS, Graph, Manifest, State
+from sightline.base.bundle import PREFILL_TOKENS, VOCABULARY_OUTPUTS, Graph, Manifest, State
 from sightline.export.limits import folder_bytes
 
 if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
@@ -63,7 +63,7 @@ class DecoderSession:
             "token_ids": np.ascontiguousarray(token_ids, np.int64),
             "lengths": np.array(lengths, np.int32),
             "source_lengths": np.array(source_lengths, np.int32),
-            "whole_vocabulary": np.full(len(lengths), not {"logits", "logprobs"}.isdisjoint(outputs)),
+            "whole_vocabulary": np.full(len(lengths), not VOCABULARY_OUTPUTS.isdisjoint(outputs)),
         }
         binding = self.session.io_binding()
         for name in inputs.keys() & {graph_input.name for graph_input in self.session.get_inputs()}:

@@ -34,6 +34,7 @@ from sightline.export.check.reference_encoder import ReferenceEncoder
 from sightline.export.check.sessions import DecoderSession, open_session, padded_sources, zero_states
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
+from sightline.export.graphs.nodes import SCORES
 from sightline.export.import_errors import VerificationError
 from sightline.model.float32 import UNIT_ROUNDOFF, max_abs, rounding_error
 
@@ -46,7 +47,6 @@ SHORT_TEXTS = 12
 # The random errors are estimates, and few samples seldom contain the largest possible distance.
 # Without a margin, one of 500 right models exceeded its limits, by 3 % (decision record 26).
 MARGIN = 2
-SCORES = ("logits", "logprobs", "top_logprobs", "top_ids")  # outputs of a decoder graph
 LENGTHS = (19, 6, 1)  # of the short random texts
 NEW_TOKENS = 5  # tokens that are generated after each random text
 SENTENCE_TOKENS = 32  # tokens that are generated after each sentence of the user

@@ -87,7 +87,7 @@ def quantize_bundle(
                 round_states(quantized, state_ranges)
             return quantized
 
-        changes = _write_rewritten(source, original, folder, rewrite)
+        changes = write_rewritten(source, original, folder, rewrite)
         states = rounded_states(original, state_ranges)
         return original.model_copy(update={"dtype": f"int{recipe.bits}", "states": states, **changes})
 
@@ -113,7 +113,7 @@ def half_bundle(
         states = tuple(state.model_copy(update={"dtype": "float16"}) for state in original.states)
         rows = rows_graph()
         onnx.save_model(rows, folder / ROWS)
-        changes = _write_rewritten(source, original, folder, half_graphs)
+        changes = write_rewritten(source, original, folder, half_graphs)
         changes["files"] |= record_files(folder, [ROWS])
         return original.model_copy(
             update={"dtype": "float16", "rows": graph_entry(ROWS, rows), "states": states, **changes}
@@ -133,7 +133,7 @@ def pack_bundle(source: Path, bundle: Path, text: Text | None, force: bool = Fal
         return [pack_graph(model, folder, weights) for model in models]
 
     def write(original: Manifest, folder: Path) -> Manifest:
-        changes = _write_rewritten(source, original, folder, pack)
+        changes = write_rewritten(source, original, folder, pack)
         return original.model_copy(update={"half_weights": False, **changes})
 
     return _write_converted(source, bundle, text, force, record, write, takes_half=True)
@@ -194,7 +194,7 @@ def _measure(source: Path, original: Manifest, converted: Sessions, text: Text, 
     return text_quality
 
 
-def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, Any]:
+def write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, Any]:
     """Write converted graphs, weights and other files; return changed fields of the manifest."""
     fields = [name for name in ("encoder", "decoder", "similar", "predict") if getattr(manifest, name) is not None]
     graphs = [getattr(manifest, name).file for name in fields]

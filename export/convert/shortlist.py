@@ -10,7 +10,6 @@ The nodes for the candidates are a copy of those for the vocabulary. Products of
 so that a candidate of a quantized bundle has the same logit as without a shortlist.
 """
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,15 +24,16 @@ from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from sightline.base.bundle import TOP_TOKENS, AgreementQuality, BundleError, Manifest, Shortlist, State
-from sightline.base.bundle_files import read_bundle, record_files, write_manifest
+from sightline.base.bundle_files import read_bundle, write_manifest
 from sightline.export.check.sessions import Sessions, open_sessions
+from sightline.export.convert.conversions import write_rewritten
 from sightline.export.convert.text_quality import PlainText, batches, compare_on_texts, greedy_outputs
 from sightline.export.graphs.builder import GraphBuilder, WeightFile, external_tensor
-from sightline.export.graphs.nodes import FLOAT, INT32, INT64, LOWEST, token_mask
+from sightline.export.graphs.nodes import FLOAT, INT32, INT64, LOWEST, SCORES, token_mask
 from sightline.export.import_errors import VerificationError
 from sightline.export.options import MIN_CHRF
 from sightline.export.sources.firefox.shortlist import Candidates
-from sightline.export.writing import WEIGHTS, clear_disk_errors, graph_entry, replacing
+from sightline.export.writing import clear_disk_errors, replacing
 from sightline.model.data.tokenizer_training import read_tokenizer
 
 SIZE = 1024  # most candidates of a source
@@ -41,7 +41,6 @@ SIZE = 1024  # most candidates of a source
 # source tokens that a step is linked with.
 NUM_FREQUENT, NUM_BEST, NUM_LINKS = 400, 40, 3
 WHOLE, IDS, COLUMNS = "whole_vocabulary", "shortlist.ids", "shortlist.columns"
-SCORES = ("logits", "logprobs", "top_logprobs", "top_ids")
 PRODUCTS = ("Gemm", "MatMulInteger")
 ELEMENTWISE = ("Add", "Cast", "Div", "Mul", "Tanh")  # nodes between the product and the logits
 
@@ -123,28 +122,24 @@ def learn_candidates(sessions: Sessions, sources: Sequence[Sequence[int]]) -> Ca
 
 def _write(source: Path, original: Manifest, folder: Path, candidates: Candidates, size: int) -> Manifest:
     """Write all files but the manifest, which is returned without the measured loss."""
-    fields = [name for name in ("encoder", "decoder", "similar") if getattr(original, name) is not None]
-    names = {field: getattr(original, field).file for field in fields}
-    models = {field: onnx.load_model(source / name, load_external_data=False) for field, name in names.items()}
-    limits = original.limits
-    vocabulary, encoder, decoder = limits.vocabulary, models["encoder"].graph, models["decoder"].graph
-    product = _find_product(decoder, source, vocabulary)
-    with WeightFile(folder / WEIGHTS) as weights:
-        for model in models.values():
+    limits, states = original.limits, list[State]()
+    vocabulary = limits.vocabulary
+    missing = (limits.source_vocabulary or vocabulary) - len(candidates.by_source)
+    by_source = np.pad(candidates.by_source, [(0, missing), (0, 0)], constant_values=candidates.frequent[0])
+
+    def rewrite(models: Sequence[onnx.ModelProto], source: Path, weights: WeightFile) -> list[onnx.ModelProto]:
+        encoder, decoder = models[0].graph, models[1].graph
+        product = _find_product(decoder, source, vocabulary)
+        for model in models:
             kept = [_copied(tensor, source, weights) for tensor in model.graph.initializer]
             del model.graph.initializer[:]
             model.graph.initializer.extend(kept)
-        states = _shorten(decoder, product, weights, size, vocabulary)
-        missing = (limits.source_vocabulary or vocabulary) - len(candidates.by_source)
-        by_source = np.pad(candidates.by_source, [(0, missing), (0, 0)], constant_values=candidates.frequent[0])
+        states.extend(_shorten(decoder, product, weights, size, vocabulary))
         _select(encoder, Candidates(candidates.frequent, by_source), product, states, weights, size, vocabulary)
-    for field, model in models.items():
-        onnx.save_model(model, folder / names[field])
-    for name in original.files.keys() - {WEIGHTS, *names.values()}:
-        shutil.copyfile(source / name, folder / name)
-    changes: dict[str, Any] = {field: graph_entry(names[field], model) for field, model in models.items()}
-    changes |= {"files": record_files(folder, original.files), "states": (*original.states, *states)}
-    changes |= {"shortlist": Shortlist(size=size), "created": int(time.time())}
+        return list(models)
+
+    changes = write_rewritten(source, original, folder, rewrite)
+    changes |= {"states": (*original.states, *states), "shortlist": Shortlist(size=size), "created": int(time.time())}
     return original.model_copy(update=changes)
 
 

@@ -11,6 +11,7 @@ from sightline.export.graphs.builder import CONTRIB, GraphBuilder
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 LOWEST = float(np.finfo(np.float32).min)  # a score whose softmax weight is 0
 KEY_VALUE = ("key", "value")  # parts of the names of states
+SCORES = ("logits", "logprobs", "top_logprobs", "top_ids")  # outputs of a decoder graph
 # Outputs of the product with the table of the vocabulary, if they are the logits and if not.
 PROJECTIONS = ("logits", "unrestricted_logits")
 # Sums over the source are padded to multiples of this many positions. ONNX Runtime sums the terms

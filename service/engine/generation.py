@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from sightline.base.bundle import TOP_TOKENS, Manifest
+from sightline.base.bundle import TOP_TOKENS, VOCABULARY_OUTPUTS, Manifest
 from sightline.service.engine.hypothesis import Hypothesis
 from sightline.service.engine.processors import changes_scores, make_processors, process
 from sightline.service.engine.recorded_maps import STEP_KINDS, MapRecorder, Maps, map_outputs
@@ -26,7 +26,7 @@ from sightline.service.engine.request import (
     Token,
     call_of,
 )
-from sightline.service.engine.scores import VOCABULARY_OUTPUTS, StepScores
+from sightline.service.engine.scores import StepScores
 
 Sink = Callable[[Event], Any]
 # (source, target, positions): the states of row `source` are copied to row `target`. At other

@@ -15,11 +15,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from sightline.base.bundle import PREFILL_TOKENS, Manifest
+from sightline.base.bundle import PREFILL_TOKENS, VOCABULARY_OUTPUTS, Manifest
 from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
 from sightline.service.engine.request import EncodeRequest, GenerateRequest, Request
 from sightline.service.engine.scheduler import RowCounts
-from sightline.service.engine.scores import TOP_OUTPUTS, VOCABULARY_OUTPUTS
+from sightline.service.engine.scores import TOP_OUTPUTS
 from sightline.service.runtime.runner import Array, Int32, Int64, Runner
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ import numpy as np
 from sightline.service.runtime.runner import Array
 
 TOP_OUTPUTS = frozenset({"top_ids", "top_logprobs"})  # decoder outputs that every row needs
-VOCABULARY_OUTPUTS = frozenset({"logits", "logprobs"})  # over the whole vocabulary; needed by few rows
 
 
 class StepScores:

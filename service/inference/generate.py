@@ -54,7 +54,7 @@ from sightline.service.parameters import (
 )
 
 T = TypeVar("T")
-# A chat template formats a message in the time in which so many characters are tokenized, or less.
+# A chat template formats a message in at most the time that tokenizing this many characters takes.
 CHARACTERS_PER_MESSAGE = 128
 FinishReason = Literal["eos", "length", "stop"]
 

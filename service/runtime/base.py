@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from sightline.base.bundle import PREFILL_TOKENS, Manifest, State
+from sightline.base.bundle import PREFILL_TOKENS, VOCABULARY_OUTPUTS, Manifest, State
 from sightline.service.runtime.provider import (
     Provider,
     load_optional_session,
@@ -330,7 +330,7 @@ class SessionRunner(ABC):
         whole: Bools | None = None,
     ) -> Mapping[str, Array]:
         if whole is None:
-            whole = np.full(len(token_ids), not {"logits", "logprobs"}.isdisjoint(outputs))
+            whole = np.full(len(token_ids), not VOCABULARY_OUTPUTS.isdisjoint(outputs))
         binding = self._binding(first, len(token_ids), tuple(outputs))
         if self._tokens_per_step:
             token_ids = token_ids[:, None]

@@ -18,6 +18,7 @@ MAX_BEAMS = 8
 # search considers twice as many candidates as it has beams, and may have to skip the end token.
 # With more end tokens or suppressed tokens, it may need all scores.
 TOP_TOKENS = 2 * MAX_BEAMS + 1
+VOCABULARY_OUTPUTS = frozenset({"logits", "logprobs"})  # of a decoder graph, over the whole vocabulary
 # The decoder graph of a decoder-only model reads a prompt in chunks of this number of tokens.
 PREFILL_TOKENS = 32
 

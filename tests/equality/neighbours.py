@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.base.bundle import PREFILL_TOKENS, Manifest
-from sightline.service.engine.scores import TOP_OUTPUTS, VOCABULARY_OUTPUTS
+from sightline.base.bundle import PREFILL_TOKENS, VOCABULARY_OUTPUTS, Manifest
+from sightline.service.engine.scores import TOP_OUTPUTS
 from sightline.service.runtime.runner import Runner
 
 Array = NDArray[Any]
