@@ -19,7 +19,6 @@ PIPELINE_TAGS = {
     "language-model": "text-generation",
     "encoder": "sentence-similarity",
 }
-DATA_HEADER = ("file", "SHA-256")
 
 
 def write_card(bundle: Path, record: RunRecord) -> bool:
@@ -119,7 +118,7 @@ def _training(record: RunRecord) -> list[str]:
     if isinstance(versions, dict) and versions:
         parts.append("Versions: " + ", ".join(f"{name} {_shown(version)}" for name, version in versions.items()))
     if record.data:
-        parts.append(_table(DATA_HEADER, [(file, f"`{digest}`") for file, digest in record.data.items()]))
+        parts.append(_table(("file", "SHA-256"), [(file, f"`{digest}`") for file, digest in record.data.items()]))
     if record.config:
         parts += ["Configuration:", _fence("json", json.dumps(record.config, indent=2, ensure_ascii=False))]
     return ["## Training", *parts] if any(parts) else []

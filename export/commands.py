@@ -358,18 +358,13 @@ def _text(options: RewriteOptions) -> Text | None:
 
 def _plain_text(bundle: Path, path: Path | None) -> PlainText:
     """Return the texts of `--texts`, by default the English sentences of the load test."""
-    manifest = read_manifest(bundle)
-    if path is None:
-        path = DEFAULT_SENTENCES
-        if manifest.languages is not None and manifest.languages.source != "en":
-            raise UsageError(
-                "measuring the loss needs text in the language of the model; name a file with one text per line with "
-                "--texts or a folder of parallel text with --data, or use --unverified"
-            )
-    numbered = numbered_sentences(path)
-    tokenizer = read_tokenizer(bundle / manifest.source_tokenizer)
-    encoded = text_ids(manifest, tokenizer, list(numbered.values()))
-    return PlainText(_drop_too_long(manifest.limits.max_source_tokens, numbered, encoded, path, "--texts"))
+    languages = read_manifest(bundle).languages
+    if path is None and languages is not None and languages.source != "en":
+        raise UsageError(
+            "measuring the loss needs text in the language of the model; name a file with one text per line with "
+            "--texts or a folder of parallel text with --data, or use --unverified"
+        )
+    return PlainText(_usable_sentences(bundle, path, "--texts"))
 
 
 def _parallel_text(options: RewriteOptions, data: Path) -> ParallelText:
@@ -399,7 +394,8 @@ def _parallel_text(options: RewriteOptions, data: Path) -> ParallelText:
 def _usable_sentences(bundle: Path, path: Path | None, option: str) -> list[str]:
     path, manifest = path or DEFAULT_SENTENCES, read_manifest(bundle)
     numbered = numbered_sentences(path)
-    encoded = encode_lines(read_tokenizer(bundle / manifest.source_tokenizer), list(numbered.values()))
+    tokenizer = read_tokenizer(bundle / manifest.source_tokenizer)
+    encoded = text_ids(manifest, tokenizer, list(numbered.values()))
     return _drop_too_long(manifest.limits.max_source_tokens, numbered, encoded, path, option)
 
 

@@ -30,10 +30,6 @@ class Support:
 class PresumedTensors(Tensors):
     """Tensors of a checkpoint whose weights are not there: any name is presumed to exist."""
 
-    def __init__(self) -> None:
-        """Create a view without names."""
-        super().__init__({})
-
     def __contains__(self, name: object) -> bool:
         return True
 
@@ -66,7 +62,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _kind(config: Config) -> str:
     """Return the kind of a supported model; raise `ImportFailedError` for others."""
-    model = describe_configuration(find_family(config), config, PresumedTensors())
+    model = describe_configuration(find_family(config), config, PresumedTensors({}))
     if model.decoder is not None:
         # generation_config.json, which most repositories have, takes precedence at import.
         read_generation(config, None, model.is_decoder_only)

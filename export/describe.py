@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 
 from sightline.base.bundle import (
     ChatTemplate,
-    Dense,
     GenerationDefaults,
     Languages,
     Limits,
@@ -39,7 +38,7 @@ from sightline.export.options import ExportOptions
 from sightline.export.sources.chat_template import read_chat_template
 from sightline.export.sources.firefox import FirefoxFiles, find_firefox_files, read_metadata
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
-from sightline.export.sources.generation_settings import GenerationSettings, after_forced_tokens, read_generation
+from sightline.export.sources.generation_settings import GenerationSettings, after_forced_token, read_generation
 from sightline.export.sources.opened_checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
 from sightline.export.sources.reranker import read_reranker
 from sightline.export.sources.run_folder import RECORD, read_record
@@ -54,7 +53,7 @@ from sightline.export.tokenizers import (
     special_ids,
 )
 from sightline.export.tokenizers.language_tokens import language_tag
-from sightline.export.writing import DENSE, PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
+from sightline.export.writing import PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
 from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, RecurrentConfig, architecture_of
 from sightline.model.data.chat_format import CHAT_TEMPLATE, IM_END, IM_START
 from sightline.model.data.tokenizer_training import BOS, PAD, prompt_tokenizer
@@ -365,26 +364,23 @@ def _rotary_note(model: Description, config: Config) -> tuple[str, ...]:
 def _with_embedding(described: Described, folder: Folder, sentences: SentenceOptions) -> Described:
     """Add the pooling and the layers after it."""
     assert described.model is not None and described.model.encoder is not None, "an encoder has an embedding"
-    layers, values, size = list[Dense](), list[Array](), described.model.encoder.output_size
-    for number, module in enumerate(sentences.dense):
-        tensors = folder.open_tensors(module.folder)
-        names = ("linear.weight", "linear.bias") if module.has_bias else ("linear.weight",)
+    values, size = list[Array](), described.model.encoder.output_size
+    for name_of_folder, layer in sentences.dense:
+        tensors = folder.open_tensors(name_of_folder)
+        names = ("linear.weight", "linear.bias") if layer.has_bias else ("linear.weight",)
         weight, *bias = [tensors.read(name) for name in names]
         tensors.check_all_read()
-        shapes = [(module.outputs, module.inputs), (module.outputs,)]
+        shapes = [(layer.outputs, layer.inputs), (layer.outputs,)]
         for name, array, shape in zip(names, (weight, *bias), shapes, strict=False):
-            if module.inputs != size or array.shape != shape:
+            if layer.inputs != size or array.shape != shape:
                 raise ImportFailedError(
-                    f"{module.folder}config.json: a layer from {module.inputs} to {module.outputs} numbers after "
+                    f"{name_of_folder}config.json: a layer from {layer.inputs} to {layer.outputs} numbers after "
                     f"vectors of {size} has a {name.rpartition('.')[2]} of shape {list(array.shape)}; the folder may "
                     "belong to another checkpoint"
                 )
-        options = asdict(module) | {"file": DENSE.format(number)}
-        del options["folder"]
-        layers.append(Dense(**options))
         values.append(np.concatenate([weight.ravel(), *bias]))
-        size = module.outputs
-    embedding = sentences.embedding.model_copy(update={"dense": tuple(layers)})
+        size = layer.outputs
+    embedding = sentences.embedding.model_copy(update={"dense": tuple(layer for _, layer in sentences.dense)})
     parameters = described.parameters + sum(map(len, values))
     return replace(described, embedding=embedding, dense=tuple(values), parameters=parameters)
 
@@ -445,7 +441,7 @@ def _languages(
     targets = [*forced, *(tag for tag in ids if tag not in forced)]
     languages = Languages(sources=sources, targets=tuple(targets), source_prefix=prefixes, target_prefix=prefixes)
     if len(generation.start_ids) == 1:  # lengths do not count the token of the language yet
-        generation = after_forced_tokens(generation, 1)
+        generation = after_forced_token(generation)
     return languages, replace(generation, start_ids=generation.start_ids[:1])
 
 

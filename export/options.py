@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -337,21 +338,15 @@ def _with_usual_case(tag: str) -> str:
     return "-".join(parts)
 
 
-def _existing_metadata(bundle: Path, name: str) -> BundleMetadata:
-    """Return the metadata of the existing bundle, or only the name if there is none."""
-    try:
-        manifest = read_manifest(bundle)
-    except BundleError:
-        return BundleMetadata(name)
-    return BundleMetadata(name, manifest.description, manifest.license, manifest.languages, manifest.chat)
-
-
 def metadata_of(options: ImportOptions, out: Path, known: Mapping[str, Any]) -> BundleMetadata:
     """Return the metadata that options give, completed by those of the existing bundle.
 
     Options precede `known`, the fields from the record of the training, which precedes the bundle.
     """
-    present = _existing_metadata(out, options.name or out.resolve().name)
+    present = BundleMetadata(options.name or out.resolve().name)
+    with suppress(BundleError):
+        old = read_manifest(out)
+        present = BundleMetadata(present.name, old.description, old.license, old.languages, old.chat)
     present = dataclasses.replace(present, **known)
     given: dict[str, Any] = {
         "description": options.description,

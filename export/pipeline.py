@@ -20,6 +20,7 @@ import resource
 import shutil
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -40,7 +41,6 @@ from sightline.export.limits import CHECK_SPEED, begin_child, begin_step, end_if
 from sightline.export.manifest import write_model
 from sightline.export.options import BundleMetadata, ExportOptions, Kind
 from sightline.export.sources.opened_checkpoint import Folder, FolderFiles, Provenance, hub_cache
-from sightline.export.sources.opening import open_source
 from sightline.export.sources.training_run import TrainingRun
 from sightline.export.writing import WEIGHTS, replacing
 
@@ -102,7 +102,8 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
         ValueError: a training run is unreadable, a sentence too long, or an option does not fit.
     """
     path, metadata, options = export.checkpoint, export.metadata, export.options
-    _check_options(export)
+    if options.ignored_keys and export.kind == "firefox":
+        raise UsageError(f"{path} is a Firefox model, which has no config.json; leave out --ignore-key")
     begin_step(f"reading {path}", folder_bytes(path, export.allowed))
     with (
         export.open() as checkpoint,
@@ -138,14 +139,20 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
         manifest = manifest.model_copy(update=results)
         write_manifest(folder, manifest)
     end_step()
-    notes = (*model.notes, *export.provenance.notes, *_quantized_note(export.provenance), *_memory_note(manifest))
+    notes = (*model.notes, *export.provenance.notes, *_notes(export.provenance, manifest))
     return Exported(manifest, notes, _peak_bytes(), checked.peak_bytes)
 
 
-def _check_options(export: Export) -> None:
-    """Check that the options suit the kind of the source."""
-    if export.options.ignored_keys and export.kind == "firefox":
-        raise UsageError(f"{export.checkpoint} is a Firefox model, which has no config.json; leave out --ignore-key")
+def open_source(path: Path, kind: Kind, allowed: Iterable[Path] = (), half_weights: bool = False) -> FolderFiles:
+    """Open a checkpoint of a kind, see `sightline.export.sources.opened_checkpoint.detect_kind`.
+
+    Symbolic links of a Hugging Face or Firefox folder may lead into folders of `allowed`.
+    `half_weights` rounds the matrices of a training run to float16. Raises `FileNotFoundError` if a
+    file of a run is missing, and `ValueError` for other errors.
+    """
+    if kind == "training":
+        return TrainingRun(path, half_weights)
+    return (FolderFiles if kind == "firefox" else Folder)(path, allowed)
 
 
 def verify_bundle(
@@ -174,14 +181,20 @@ def verify_bundle(
         return compare(checkpoint, bundle, manifest, options)
 
 
-def _quantized_note(provenance: Provenance) -> list[str]:
-    """Return a note if the weights were quantized before."""
-    if provenance.quantized is None:
-        return []
-    return [
-        f"the weights were quantized before ({provenance.quantized}), so the results only approximate those of the "
-        "original model; the manifest records it"
-    ]
+def _notes(provenance: Provenance, manifest: Manifest) -> Iterator[str]:
+    """Yield notes about weights that were quantized before, and about the memory of a sequence."""
+    if provenance.quantized is not None:
+        yield (
+            f"the weights were quantized before ({provenance.quantized}), so the results only approximate those of the "
+            "original model; the manifest records it"
+        )
+    sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
+    num_bytes = sum(math.prod(state.row_shape(sizes)) * FLOAT32_BYTES for state in manifest.states)
+    if num_bytes >= LARGE_STATE_BYTES:
+        yield (
+            f"a sequence of {manifest.limits.max_target_tokens} tokens needs {_giga(num_bytes)} of memory when it is "
+            "served; --max-tokens imports the model with a lower limit"
+        )
 
 
 def _origin(export: Export, model: Described, checkpoint: FolderFiles) -> Origin | None:
@@ -304,15 +317,3 @@ def _peak_bytes() -> int:
     """Return the largest resident memory of this process so far."""
     unit = 1 if sys.platform == "darwin" else 1 << 10  # kilobytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _memory_note(manifest: Manifest) -> list[str]:
-    """Return a note about the memory of the longest sequence, if it is large."""
-    sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
-    num_bytes = sum(math.prod(state.row_shape(sizes)) * FLOAT32_BYTES for state in manifest.states)
-    if num_bytes < LARGE_STATE_BYTES:
-        return []
-    return [
-        f"a sequence of {manifest.limits.max_target_tokens} tokens needs {_giga(num_bytes)} of memory when it is "
-        "served; --max-tokens imports the model with a lower limit"
-    ]

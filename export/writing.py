@@ -16,7 +16,6 @@ from sightline.export.import_errors import ImportFailedError
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
 SIMILAR, PREDICT, ROWS, WEIGHTS = "similar.onnx", "predict.onnx", "rows.onnx", "weights.bin"
-DENSE = "dense.{}.bin"  # layers after pooling, by number
 TOKENIZER, TARGET_TOKENIZER, PROMPT_TOKENIZER = "tokenizer.json", "target_tokenizer.json", "prompt_tokenizer.json"
 
 

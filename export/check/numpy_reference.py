@@ -175,11 +175,6 @@ def split_texts(x: Array, lengths: Sequence[int]) -> list[Array]:
     return np.split(x, np.cumsum(lengths)[:-1])
 
 
-def all_rows(texts: Sequence[Sequence[int]]) -> list[Positions]:
-    """Return all positions of each text."""
-    return [np.arange(len(text)) for text in texts]
-
-
 def _positions(text: Sequence[int], padding: int | None) -> Positions:
     """Return the rows of the table of positions for the tokens of a text, see `Embedding`."""
     is_counted = np.array(text) != padding

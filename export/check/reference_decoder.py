@@ -16,7 +16,6 @@ from sightline.export.check.numpy_reference import (
     Array,
     Positions,
     ReferenceLayers,
-    all_rows,
     causal_mask,
     split_texts,
 )
@@ -28,12 +27,12 @@ VOCABULARY_BLOCK = 8192  # logits computed at a time, to limit memory
 
 @dataclass(frozen=True)
 class Decoded:
-    """Result of the decoder for one text of T tokens."""
+    """Result of the decoder for one text of T tokens, by kind of output."""
 
     logits: Array  # (R, V)
     hidden: Array  # after the final normalization, (T, M)
-    maps: Array  # self-attention, (layers, H, R, T); no layers for a recurrent decoder
-    cross_maps: Array | None  # (layers, H, R, S); None without cross-attention
+    decoder: Array | None  # weights of self-attention, (layers, H, R, T); None for a recurrent decoder
+    cross: Array | None  # those of cross-attention, (layers, H, R, S); None without it
 
 
 class ReferenceDecoder:
@@ -43,10 +42,6 @@ class ReferenceDecoder:
         self._model = model
         self._stack = model.decoder_stack
         self._layers = ReferenceLayers(weights, "decoder", self._stack, arithmetic)
-
-    def decode(self, ids: Sequence[int], memory: Array | None = None) -> Decoded:
-        """Read one sequence and keep the results of all positions, see `decode_all`."""
-        return self.decode_all([ids], all_rows([ids]), None if memory is None else [memory])[0]
 
     def decode_all(
         self, texts: Sequence[Sequence[int]], rows: Sequence[Positions], memories: Sequence[Array] | None = None
@@ -65,7 +60,7 @@ class ReferenceDecoder:
             Decoded(
                 logits[text],
                 hidden[text],
-                np.stack(maps[text]) if maps[text] else np.empty((0, 0, len(rows[text]), len(texts[text]))),
+                np.stack(maps[text]) if maps[text] else None,
                 np.stack(cross_maps[text]) if cross_maps[text] else None,
             )
             for text in range(len(texts))

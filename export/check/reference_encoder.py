@@ -19,7 +19,6 @@ from sightline.export.check.numpy_reference import (
     Positions,
     ReferenceLayers,
     activate,
-    all_rows,
     causal_mask,
     log_softmax,
     split_texts,
@@ -31,11 +30,11 @@ from sightline.export.families.weights import Weights
 
 @dataclass(frozen=True)
 class ReferenceEncoding:
-    """Result of the encoder for one text of S tokens."""
+    """Result of the encoder for one text of S tokens, by kind of output."""
 
     hidden: Array  # (S, M)
-    maps: Array  # (layers, H, R, S)
-    slots: Array | None  # weights of projected keys (layers, H, R, k), None without such keys
+    encoder: Array  # attention weights (layers, H, R, S)
+    encoder_slots: Array | None  # those of projected keys (layers, H, R, k), None without such keys
     labels: Array | None  # as the graph returns them: (labels,), or (S, labels) for tokens
     label_logits: Array | None  # if the graph returns them in addition
     predictions: Array | None  # logits of tokens (R, V), None if the model does not predict them
@@ -48,10 +47,6 @@ class ReferenceEncoder:
         self._model = model
         self._stack = model.encoder_stack
         self._layers = ReferenceLayers(weights, "encoder", self._stack, arithmetic)
-
-    def encode(self, ids: Sequence[int]) -> ReferenceEncoding:
-        """Encode one sequence of token ids, and keep all rows of the attention maps."""
-        return self.encode_all([ids], all_rows([ids]))[0]
 
     def encode_all(self, texts: Sequence[Sequence[int]], rows: Sequence[Positions]) -> list[ReferenceEncoding]:
         """Encode sequences of token ids; keep rows (R,) of the attention maps of each text."""
@@ -105,7 +100,7 @@ class ReferenceEncoder:
         model = replace(self._model, decoder=reader.stack)
         decoder = ReferenceDecoder(model, self._layers.weights, self._layers.arithmetic)
         shifted = [[reader.start_id, *text[:-1]] for text in texts]
-        hidden, _, _ = decoder.read(shifted, all_rows(texts), memories)
+        hidden, _, _ = decoder.read(shifted, [np.arange(0)] * len(texts), memories)
         ends = [max((index for index, id_ in enumerate(text) if id_ == reader.end_id), default=0) for text in texts]
         return [states[end] for states, end in zip(hidden, ends, strict=True)]
 

@@ -79,9 +79,7 @@ def check_texts(tokenizer: TextTokenizer, size: int) -> None:
 
 def _check_ids(manifest: Manifest) -> None:
     """Check that all ids of the manifest are in the vocabulary of the graph that reads them."""
-    target = manifest.limits.vocabulary
-    source = manifest.limits.source_vocabulary or target
-    for key, ids, size in _ids(manifest, source, target):
+    for key, ids, size in _ids(manifest):
         outside = max(ids, default=0)
         if outside >= size:
             raise ImportFailedError(
@@ -90,9 +88,10 @@ def _check_ids(manifest: Manifest) -> None:
             )
 
 
-def _ids(manifest: Manifest, source: int, target: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
+def _ids(manifest: Manifest) -> Iterator[tuple[str, tuple[int, ...], int]]:
     """Yield the name, the ids and the size of the vocabulary of each setting with ids."""
-    tokens = manifest.tokens
+    tokens, target = manifest.tokens, manifest.limits.vocabulary
+    source = manifest.limits.source_vocabulary or target
     yield "pad_token_id", (tokens.pad_id,), min(source, target)
     yield "the start token of the decoder or its forced_bos_token_id", tokens.start_ids, target
     yield "eos_token_id", tokens.end_ids, target

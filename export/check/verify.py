@@ -101,34 +101,21 @@ def reference_outputs(
         (layers, H, R, T) and `cross.i` (layers, H, R, S), as far as the model has them. R are the
         positions of `compared_rows`.
     """
-    outputs: dict[str, Array] = {}
+    outputs: dict[str, Array | None] = {}
     memories: list[Array] | None = None
     if model.encoder is not None:
         rows = [compared_rows(len(source)) for source in texts.sources]
         encoded = ReferenceEncoder(model, weights, arithmetic).encode_all(texts.sources, rows)
         memories = [encoding.hidden for encoding in encoded]
         for number, source in enumerate(encoded):
-            outputs |= {f"hidden.{number}": source.hidden, f"encoder.{number}": source.maps}
-            if source.slots is not None:
-                outputs[f"encoder_slots.{number}"] = source.slots
-            if source.labels is not None:
-                outputs[f"labels.{number}"] = source.labels
-            if source.label_logits is not None:
-                outputs[f"label_logits.{number}"] = source.label_logits
-            if source.predictions is not None:
-                outputs[f"predictions.{number}"] = source.predictions
+            outputs |= {f"{kind}.{number}": array for kind, array in vars(source).items()}
     if model.decoder is not None:
         rows = [compared_rows(len(target)) for target in texts.targets]
         decoded = ReferenceDecoder(model, weights, arithmetic).decode_all(texts.targets, rows, memories)
         for number, target in enumerate(decoded):
-            outputs[f"logits.{number}"] = target.logits
-            if model.is_decoder_only:
-                outputs[f"hidden.{number}"] = target.hidden
-            if len(target.maps):
-                outputs[f"decoder.{number}"] = target.maps
-            if target.cross_maps is not None:
-                outputs[f"cross.{number}"] = target.cross_maps
-    return outputs
+            of_decoder = {f"{kind}.{number}": array for kind, array in vars(target).items()}
+            outputs = of_decoder | outputs  # `hidden` is that of the encoder, if there is one
+    return {name: array for name, array in outputs.items() if array is not None}
 
 
 def rounding_limits(
@@ -292,9 +279,7 @@ class _Collected:
     def __init__(self, length: int) -> None:
         """Create a collection for a sequence of `length` inputs of the decoder."""
         self._rows = compared_rows(length)
-        self._logits: list[Array] = []
-        self._hidden: list[Array] = []
-        self._maps: dict[str, list[Array]] = {}
+        self._parts: dict[str, list[Array]] = {"logits": []}
 
     def add(
         self, outputs: Mapping[str, Array], row: int, total: int, kinds: Mapping[str, str], new: int, source: int
@@ -305,22 +290,20 @@ class _Collected:
         logits = np.full((len(kept), outputs["logits"].shape[1]), np.nan, np.float32)
         if new == 1:
             logits[:] = outputs["logits"][row]
-        self._logits.append(logits)
+        self._parts["logits"].append(logits)
         if "hidden" in outputs:
-            self._hidden.append(outputs["hidden"][row])
+            self._parts.setdefault("hidden", []).append(outputs["hidden"][row])
         for kind, name in kinds.items():
             maps = outputs[name][row]  # (H, L, columns), or (H, L, new, columns)
             maps = maps.reshape(*maps.shape[:2], new, maps.shape[-1])[:, :, kept].swapaxes(0, 1)
-            self._maps.setdefault(kind, []).append(maps[..., : source if kind == "cross" else total])
+            self._parts.setdefault(kind, []).append(maps[..., : source if kind == "cross" else total])
 
     def arrays(self) -> dict[str, Array]:
-        arrays = {"logits": np.concatenate(self._logits)}
-        if self._hidden:
-            arrays["hidden"] = np.concatenate(self._hidden)
-        for kind, parts in self._maps.items():
-            columns = max(part.shape[-1] for part in parts)
-            padded = [np.pad(part, [(0, 0)] * 3 + [(0, columns - part.shape[-1])]) for part in parts]
-            arrays[kind] = np.concatenate(padded, axis=2)
+        arrays = {}
+        for kind, parts in self._parts.items():
+            columns, ndim = max(part.shape[-1] for part in parts), parts[0].ndim
+            padded = [np.pad(part, [(0, 0)] * (ndim - 1) + [(0, columns - part.shape[-1])]) for part in parts]
+            arrays[kind] = np.concatenate(padded, axis=ndim - 2)
         return arrays
 
 

@@ -197,15 +197,16 @@ def _measure(source: Path, original: Manifest, converted: Sessions, text: Text, 
 def write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, Any]:
     """Write converted graphs, weights and other files; return changed fields of the manifest."""
     fields = [name for name in ("encoder", "decoder", "similar", "predict") if getattr(manifest, name) is not None]
-    graphs = [getattr(manifest, name).file for name in fields]
-    originals = [onnx.load_model(source / name, load_external_data=False) for name in graphs]
+    files = [getattr(manifest, name).file for name in fields]
+    originals = [onnx.load_model(source / name, load_external_data=False) for name in files]
     with WeightFile(folder / WEIGHTS) as weights:
         rewritten = rewrite(originals, source, weights)
-    for name, proto in zip(graphs, rewritten, strict=True):
+    entries = {}
+    for field, name, proto in zip(fields, files, rewritten, strict=True):
         onnx.save_model(proto, folder / name)
+        entries[field] = graph_entry(name, proto)
     others = {manifest.source_tokenizer, manifest.target_tokenizer}
     others |= {layer.file for layer in (manifest.embedding.dense if manifest.embedding else ())}
     for name in others:
         shutil.copyfile(source / name, folder / name)
-    entries = {field: graph_entry(name, proto) for field, name, proto in zip(fields, graphs, rewritten, strict=True)}
-    return {**entries, "files": record_files(folder, (*graphs, WEIGHTS, *sorted(others)))}
+    return {**entries, "files": record_files(folder, (*files, WEIGHTS, *sorted(others)))}

@@ -7,7 +7,7 @@ cache; it copies nothing if input and output are the same memory.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from sightline.export.convert.products import attributes_of
 from sightline.export.graphs.builder import WeightFile, external_tensor
 
 # The oldest version with all operators. The CUDA provider lacks kernels of newer versions and would
@@ -112,7 +113,7 @@ class _HalfConverter:
 
     def _attention(self, node: NodeProto) -> None:
         """Convert `Attention` of the encoder, whose last input may be lengths (B,)."""
-        options = _attributes(node)
+        options = attributes_of(node)
         heads, size = int(options["q_num_heads"]), int(self._shapes["hidden"][-1])
         is_supported = options["kv_num_heads"] == heads and not options.get("softcap")
         _check_supported(node, is_supported, unsupported_inputs=slice(3, 6))
@@ -138,7 +139,7 @@ class _HalfConverter:
         query, key, value, past_key, past_value, last = node.input[:6]
         attended, present_key, present_value, probabilities = (*node.output, "", "", "")[:4]
         _, heads, _, size = self._shapes[past_key]
-        options = _attributes(node)
+        options = attributes_of(node)
         is_supported = options["num_heads"] == heads and not options.get("do_rotary") and not options.get("softcap")
         is_supported = is_supported and options.get("local_window_size", -1) == -1
         _check_supported(node, is_supported, unsupported_inputs=slice(7, None))
@@ -212,10 +213,6 @@ def _check_supported(node: NodeProto, is_supported: bool, unsupported_inputs: sl
             f"{node.name}: float16 bundles do not support relative positions, rotary embedding, windows, causal "
             "encoders or groups of query heads; use an 8-bit bundle"
         )
-
-
-def _attributes(node: NodeProto) -> Mapping[str, Any]:
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def _half_type(value: ValueInfoProto) -> ValueInfoProto:

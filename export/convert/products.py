@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 from onnx import NodeProto, helper
 
 from sightline.export.graphs.nodes import PROJECTIONS
+
+
+def attributes_of(node: NodeProto) -> dict[str, Any]:
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def product_inputs(graph: onnx.GraphProto) -> list[str]:
@@ -55,7 +60,7 @@ def products(graph: onnx.GraphProto) -> Iterator[Product]:
         for name in node.input:
             readers.setdefault(name, []).append(node)
     for node in graph.node:
-        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        attributes = attributes_of(node)
         transposed = attributes == {"transB": 1}
         if node.op_type not in ("MatMul", "Gemm") or (attributes and not transposed):
             continue

@@ -18,6 +18,7 @@ There are three schemes. In all of them, a row of the batch is rounded independe
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,17 +162,12 @@ def quantize_graphs(
     ]
 
 
-def _layer_group(graph: onnx.GraphProto, product: Product) -> LayerGroup:
-    if graph.name == "encoder":
-        return "encoder"
-    return "projection" if product.output in PROJECTIONS else "layers"
-
-
 def _scheme(graph: onnx.GraphProto, product: Product, recipe: QuantizationRecipe) -> QuantScheme:
     if graph.name in ("similar", "predict"):  # products with the table share it with its lookup
         scheme = recipe.projection if product.transposed else recipe.schemes["encoder"]
         return "float32" if scheme == "float32" else "group-wise"
-    return recipe.schemes[_layer_group(graph, product)]
+    group: LayerGroup = "projection" if product.output in PROJECTIONS else "layers"
+    return recipe.schemes["encoder" if graph.name == "encoder" else group]
 
 
 def _quantized(
@@ -204,24 +200,6 @@ def _table_block_size(rows: Floats, bits: int) -> int:
     return min(BLOCK_SIZES[bits][-1], max(MIN_BLOCK_SIZE, within))
 
 
-class _NodeBuilder:
-    """Builder of the nodes that replace a node, named after that node."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._nodes: list[NodeProto] = []
-
-    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        name = f"{self._name}.{len(self._nodes)}"
-        self._nodes.append(helper.make_node(op, inputs, [name], name, **attributes))
-        return name
-
-    def finish(self, output: str) -> list[NodeProto]:
-        """Rename the output of the last node and return all nodes."""
-        self._nodes[-1].output[0] = output
-        return self._nodes
-
-
 class _GraphRewriter:
     """Builder of a quantized graph: it creates replacement nodes and collects their constants."""
 
@@ -238,6 +216,7 @@ class _GraphRewriter:
         self._layer_block_size = recipe.block_size
         self._ranges = ranges.get(model.graph.name, {})
         self._made: dict[str, TensorProto] = {}
+        self._nodes: list[NodeProto] = []  # which replace the current product
         self._factors: Factors = {}
         self._rounded: dict[str, tuple[str, str, str]] = {}  # see `_rounded_rows`, by activation
 
@@ -248,9 +227,19 @@ class _GraphRewriter:
         return smoothed
 
     def product(self, product: Product, scheme: QuantScheme) -> list[NodeProto]:
+        """Return the nodes that replace a product."""
         if scheme == "group-wise":
             return [self._group_wise(product)]
-        return self._dynamic_per_token(product) if scheme == "per-token" else self._static_per_tensor(product)
+        self._nodes = []
+        (self._dynamic_per_token if scheme == "per-token" else self._static_per_tensor)(product)
+        self._nodes[-1].output[0] = product.output
+        return self._nodes
+
+    def _add_node(self, product: Product, op: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node named after a product, and return its output."""
+        name = f"{product.node.name}.{len(self._nodes)}"
+        self._nodes.append(helper.make_node(op, inputs, [name], name, **attributes))
+        return name
 
     def _group_wise(self, product: Product) -> NodeProto:
         matrix = self._read(product.weight)
@@ -270,57 +259,56 @@ class _GraphRewriter:
             return ""
         return self._add(name, _packed(zeros, self._bits))
 
-    def _dynamic_per_token(self, product: Product) -> list[NodeProto]:
+    def _dynamic_per_token(self, product: Product) -> None:
         """Replace x W + b with a dynamic per-token quantized product.
 
         A row is rounded to codes from 0 to 255 with step = (max(x) - min(x)) / 255: codes =
         round((x - min(x)) / step). The result is (codes W' * scales) * step + min(x) * sums + b,
         where sums are the sums of the columns of W' * scales.
         """
-        added = _NodeBuilder(product.node.name)
+        add = partial(self._add_node, product)
         codes, scales = columns = self._columns(product)
-        rounded, step, smallest = self._rounded_rows(added, product, len(codes))
-        scaled = self._integer_product(added, product, columns, rounded, np.float32(1), 0)
+        rounded, step, smallest = self._rounded_rows(product, len(codes))
+        scaled = self._integer_product(product, columns, rounded, np.float32(1), 0)
         sums = codes.sum(axis=0, dtype=np.int32).astype(np.float32) * scales
-        offset = added.add("Mul", smallest, self._add(f"{product.weight}.sums", sums))
-        result = added.add("Add", added.add("Mul", scaled, step), offset)
+        offset = add("Mul", smallest, self._add(f"{product.weight}.sums", sums))
+        result = add("Add", add("Mul", scaled, step), offset)
         if product.bias:
-            added.add("Add", result, product.bias)
-        return added.finish(product.output)
+            add("Add", result, product.bias)
 
-    def _rounded_rows(self, added: "_NodeBuilder", product: Product, size: int) -> tuple[str, str, str]:
+    def _rounded_rows(self, product: Product, size: int) -> tuple[str, str, str]:
         """Round the rows of an activation; return the codes, and step and smallest value of rows.
 
         Products of the same activation share them.
         """
-        x = product.node.input[0]
+        x, add = product.node.input[0], partial(self._add_node, product)
         if x not in self._rounded:
-            smallest = self._extreme(added, "ReduceMin", x, product)
-            shifted = added.add("Sub", x, smallest)
+            smallest = self._extreme(product, "ReduceMin", x)
+            shifted = add("Sub", x, smallest)
             smallest_range = self._add_small("rows.smallest_range", np.float32(SMALLEST_RANGE))
-            largest = added.add("Max", self._extreme(added, "ReduceMax", shifted, product), smallest_range)
-            step = added.add("Mul", largest, self._add_small("rows.fraction", np.float32(1 / LEVELS)))
+            largest = add("Max", self._extreme(product, "ReduceMax", shifted), smallest_range)
+            step = add("Mul", largest, self._add_small("rows.fraction", np.float32(1 / LEVELS)))
             # A block as long as a row gives each row its own step.
-            codes = added.add("QuantizeLinear", shifted, step, axis=-1, block_size=size)
+            codes = add("QuantizeLinear", shifted, step, axis=-1, block_size=size)
             self._rounded[x] = codes, step, smallest
         return self._rounded[x]
 
-    def _extreme(self, added: "_NodeBuilder", op: str, x: str, product: Product) -> str:
+    def _extreme(self, product: Product, op: str, x: str) -> str:
         axis = self._add_small("rows.axis", np.array([-1]))
-        values = added.add(op, x, axis, keepdims=1)
+        values = self._add_node(product, op, x, axis, keepdims=1)
         if product.output in PROJECTIONS:  # of no rows for prompts, whose last axis ONNX Runtime does not reduce
             bounds = [self._add_small(f"rows.{number}", np.array([number])) for number in (0, 1)]
-            values = added.add("Slice", values, *bounds, axis)
+            values = self._add_node(product, "Slice", values, *bounds, axis)
         return values
 
-    def _static_per_tensor(self, product: Product) -> list[NodeProto]:
+    def _static_per_tensor(self, product: Product) -> None:
         """Replace x W + b with a static per-tensor quantized product.
 
         It is (round(x / step) W') * scales * step + b, with the same step for all rows. If x is the
         output of `Relu`, all 255 levels are used for positive values. Rounding then clips negative
         values, so that `Relu` is not needed.
         """
-        added, x = _NodeBuilder(product.node.name), product.node.input[0]
+        x = product.node.input[0]
         largest = float(np.max(self._ranges.get(x, 0)))
         if not largest > 0:
             raise ValueError(
@@ -332,9 +320,8 @@ class _GraphRewriter:
         step = np.float32(largest / levels)
         step_name = self._add_small(f"{product.node.name}.step", step)
         zero_name = self._add_small(f"zero.{zero}", np.uint8(zero))
-        rounded = added.add("QuantizeLinear", x, step_name, zero_name)
-        self._integer_product(added, product, self._columns(product), rounded, step, zero, product.bias)
-        return added.finish(product.output)
+        rounded = self._add_node(product, "QuantizeLinear", x, step_name, zero_name)
+        self._integer_product(product, self._columns(product), rounded, step, zero, product.bias)
 
     def _columns(self, product: Product) -> tuple[NDArray[np.int8], Floats]:
         """Return the matrix of a product (K, N), quantized per column."""
@@ -343,7 +330,6 @@ class _GraphRewriter:
 
     def _integer_product(
         self,
-        added: "_NodeBuilder",
         product: Product,
         columns: tuple[NDArray[np.int8], Floats],
         rounded: str,
@@ -352,16 +338,16 @@ class _GraphRewriter:
         bias: str = "",
     ) -> str:
         """Add the product of quantized activations and columns, times `step`, plus the bias."""
-        codes, scales = columns
+        (codes, scales), add = columns, partial(self._add_node, product)
         weight = self._add(f"{product.weight}.columns", codes)
         step_name = self._add_small(f"{product.node.name}.step", step)
         zero_name = self._add_small(f"zero.{zero}", np.uint8(zero))
         if product.transposed and not bias:
             # The output projection has many columns; the fused node is slower for one row.
-            whole = added.add("Cast", added.add("MatMulInteger", rounded, weight, zero_name), to=TensorProto.FLOAT)
-            return added.add("Mul", whole, self._add(f"{product.node.name}.column_steps", scales * step))
+            whole = add("Cast", add("MatMulInteger", rounded, weight, zero_name), to=TensorProto.FLOAT)
+            return add("Mul", whole, self._add(f"{product.node.name}.column_steps", scales * step))
         operands = [rounded, weight, step_name, self._add(f"{product.weight}.column_scales", scales), zero_name]
-        return added.add("MatMulIntegerToFloat", *operands, *(["", bias] if bias else []), domain=CONTRIB)
+        return add("MatMulIntegerToFloat", *operands, *(["", bias] if bias else []), domain=CONTRIB)
 
     def gather(self, node: NodeProto) -> NodeProto:
         table, ids = node.input

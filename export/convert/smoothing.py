@@ -19,7 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from sightline.export.convert.products import Product, products
+from sightline.export.convert.products import Product, attributes_of, products
 
 Floats = NDArray[np.float32]
 Factors = Mapping[str, Floats]  # by which constants are multiplied, by name
@@ -81,7 +81,7 @@ def _divided(
         return node.input[1:], 0, 1, 1
     if node.op_type != "GroupQueryAttention":
         return None
-    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    attributes = attributes_of(node)
     heads, kv_heads = attributes["num_heads"], attributes["kv_num_heads"]
     values, first = node.input[2] or node.input[0], (heads + kv_heads) * (size // heads)  # after queries and keys
     if node.input[2] and num_readers[values] == 1:

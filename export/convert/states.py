@@ -86,17 +86,13 @@ def rounded_states(manifest: Manifest, ranges: StateRanges) -> tuple[State, ...]
 
 def round_states(models: Sequence[onnx.ModelProto], ranges: StateRanges) -> None:
     """Change the graphs `encoder` and `step` of a bundle in place, so that the states are codes."""
-    scales = {name: _scales(values) for name, values in ranges.items()}
+    # The value of a code. Channels that are always 0, such as padding, have the scale 1.
+    scales = {name: np.where(of > 0, of / np.float32(LEVELS), np.float32(1)) for name, of in ranges.items()}
     for model in models:
         if model.graph.name == "encoder":
             _round_sources(model.graph, scales)
         elif model.graph.name == "step":
             _round_cache(model.graph, scales)
-
-
-def _scales(ranges: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the value of a code; channels that are always 0, such as padding, have the scale 1."""
-    return np.where(ranges > 0, ranges / np.float32(LEVELS), np.float32(1))
 
 
 def _output(name: str) -> str:

@@ -50,7 +50,7 @@ from sightline.export.options import (
     MIN_SAME_FIRST,
     MIN_SAME_LABELS,
 )
-from sightline.model.data.tokenizer_training import decode_ids
+from sightline.model.data.tokenizer_training import decode_ids, encode_lines
 
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 128  # of each greedy output
@@ -84,8 +84,7 @@ def text_ids(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) -> 
     if embedding is not None and embedding.default_prompt is not None and manifest.decoder is None:
         prompt = embedding.prompts[embedding.default_prompt]
     before, after, _ = default_language_ids(manifest)
-    encodings = tokenizer.encode_batch([prompt + text for text in texts])
-    return [[*before, *encoding.ids, *after] for encoding in encodings]
+    return [[*before, *ids, *after] for ids in encode_lines(tokenizer, [prompt + text for text in texts])]
 
 
 def compare_on_texts(

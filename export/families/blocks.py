@@ -24,8 +24,8 @@ from sightline.export.families.decoders import (
     rotary_options,
 )
 from sightline.export.families.description import Attention, Description, FeedForward, Norm, Stack, TokenEmbedding
-from sightline.export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
-from sightline.export.families.weights import AdaptedModule, Source
+from sightline.export.families.values import MAX_WINDOW, activation, check_rotary_head, count, equal_heads
+from sightline.export.families.weights import QUERY_KEY_VALUE, AdaptedModule, Source, equal_parts
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
@@ -62,11 +62,9 @@ def _phi3_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     layer = f"{model_prefix(tensors)}layers.{{}}"
     attention = model.first_stack.attention[0]
     modules = dict(decoder_modules(model, tensors))
-    for part in ("query", "key", "value"):
+    for part in QUERY_KEY_VALUE:
         modules[f"decoder.{{}}.self_attention.{part}"] = _rows_of(f"{layer}.self_attn.qkv_proj", attention, part)
-    for index, part in enumerate(("gate", "inner")):
-        modules[f"decoder.{{}}.feed_forward.{part}"] = AdaptedModule(f"{layer}.mlp.gate_up_proj", index=index, count=2)
-    return modules
+    return modules | equal_parts("decoder.{}.feed_forward", ("gate", "inner"), f"{layer}.mlp.gate_up_proj")
 
 
 def _rows_of(module: str, attention: Attention, part: str, *, by_head: bool = False) -> AdaptedModule:
@@ -76,7 +74,7 @@ def _rows_of(module: str, attention: Attention, part: str, *, by_head: bool = Fa
     otherwise all queries precede all keys.
     """
     size, counts = attention.head_size, (attention.heads, attention.kv_heads, attention.kv_heads)
-    index = ("query", "key", "value").index(part)
+    index = QUERY_KEY_VALUE.index(part)
     heads = np.arange(counts[index])[:, None]
     starts = (3 * heads + index) * size if by_head else (sum(counts[:index]) + heads) * size
     order = np.arange(size)
@@ -124,16 +122,10 @@ def _granite(config: Config, tensors: Tensors) -> Description:
 
 
 def _gpt_neox(config: Config, tensors: Tensors) -> Description:
-    config.ignore("is_decoder")
-    config.neutral("is_encoder_decoder", False)
     config.neutral("partial_rotary_factor", None)  # transformers reads rotary_pct
     width, layers = config.integer("hidden_size"), count(config, "num_hidden_layers")
     attention, bias = equal_heads(config, "num_attention_heads", width), config.boolean("attention_bias", True)
-    if attention.head_size % 2 or attention.head_size > MAX_HEAD_SIZE:
-        raise ImportFailedError(
-            f"config.json: hidden_size / num_attention_heads must be even and at most {MAX_HEAD_SIZE}, got "
-            f"{attention.head_size}"
-        )
+    check_rotary_head(attention.head_size)
     max_positions = config.integer("max_position_embeddings")
     base, share = config.number("rotary_emb_base", 10000.0, above=1), config.number("rotary_pct", 0.25, above=0)
     original = config.integer("original_max_position_embeddings", 0, least=0)
@@ -175,14 +167,13 @@ def _neox_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
         "decoder.{}.feed_forward.inner": f"{layer}.mlp.dense_h_to_4h",
         "decoder.{}.feed_forward.outer": f"{layer}.mlp.dense_4h_to_h",
     }
-    for part in ("query", "key", "value"):
+    for part in QUERY_KEY_VALUE:
         packed = _rows_of(f"{layer}.attention.query_key_value", attention, part, by_head=True)
         modules[f"decoder.{{}}.self_attention.{part}"] = packed
     return modules | output_modules(tensors, f"{start}embed_in.weight", _neox_output(tensors))
 
 
 def _opt(config: Config, tensors: Tensors) -> Description:
-    config.neutral("is_encoder_decoder", False)
     config.neutral("layer_norm_elementwise_affine", True)
     width, layers = config.integer("hidden_size"), count(config, "num_hidden_layers")
     inner = config.integer("word_embed_proj_dim", width)

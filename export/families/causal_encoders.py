@@ -83,6 +83,9 @@ def as_reranker(model: Description, answers: tuple[int, int | None]) -> Descript
 
 def _describer(describe: Callable[[Config, Tensors], Description]) -> Callable[[Config, Tensors], Description]:
     def of_class(config: Config, tensors: Tensors) -> Description:
+        config.ignore("is_decoder", "is_llama_config", "unsloth_*")
+        config.neutral("is_encoder_decoder", False)
+        config.neutral("add_cross_attention", False)
         model = describe(config, tensors)
         if generates_text(config):
             return model

@@ -6,27 +6,19 @@ from dataclasses import replace
 import numpy as np
 
 from sightline.export.families import Family
-from sightline.export.families.description import (
-    Convolution,
-    Description,
-    Disentangled,
-    FeedForward,
-    Norm,
-    Stack,
-    TokenEmbedding,
-)
+from sightline.export.families.description import Convolution, Description, Disentangled, TokenEmbedding
 from sightline.export.families.encoders import (
     HeadModules,
     add_head,
-    check_common,
     classes_of,
+    describe_encoder,
     embedding_modules,
     head_modules,
     layer_modules,
     prefix_of,
     with_old_names,
 )
-from sightline.export.families.values import activation, count, equal_heads
+from sightline.export.families.values import activation
 from sightline.export.families.weights import Source
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
@@ -38,27 +30,23 @@ _HEAD = HeadModules("pooler.dense", "gelu", "classifier")
 
 
 def _deberta(config: Config, tensors: Tensors) -> Description:
-    check_common(config)
     config.ignore("legacy", "pos_ebd_type")  # heads of pre-training; a name without an effect
-    width, positions = config.integer("hidden_size"), config.integer("max_position_embeddings", 512)
-    config.neutral("embedding_size", width, None)
-    kinds = _kinds(config)
-    attention = equal_heads(config, "num_attention_heads", width)
+    embedding = TokenEmbedding(
+        has_positions=config.boolean("position_biased_input", True),
+        types=config.integer("type_vocab_size", 0, least=0),
+        has_norm=True,
+    )
+    model = describe_encoder(config, "deberta-v2", embedding, epsilon=1e-7)
+    stack, kinds = model.encoder_stack, _kinds(config)
+    attention = stack.attention[0]
+    config.neutral("embedding_size", stack.width, None)
     config.neutral("attention_head_size", attention.head_size, None)
     # The scale is rounded like that of transformers.
     attention = replace(attention, scale=1 / float(np.sqrt(np.float32(attention.head_size * (1 + len(kinds))))))
-    stack = Stack(
-        width,
-        Norm("layer", config.number("layer_norm_eps", 1e-7, above=0)),
-        "post",
-        (attention,) * count(config, "num_hidden_layers"),
-        FeedForward(activation(config.text("hidden_act", "gelu")), config.integer("intermediate_size")),
-        TokenEmbedding(
-            has_positions=config.boolean("position_biased_input", True),
-            types=config.integer("type_vocab_size", 0, least=0),
-            has_norm=True,
-        ),
-        disentangled=_disentangled(config, kinds, positions),
+    stack = replace(
+        stack,
+        attention=(attention,) * stack.layers,
+        disentangled=_disentangled(config, kinds, model.max_positions),
         convolution=_convolution(config),
     )
     if stack.disentangled is not None and attention.head_size > _MAX_HEAD_SIZE:
@@ -66,11 +54,10 @@ def _deberta(config: Config, tensors: Tensors) -> Description:
             f"config.json: the size of a head must be at most {_MAX_HEAD_SIZE} for relative attention, got "
             f"{attention.head_size}"
         )
-    model = Description("deberta-v2", config.integer("vocab_size"), positions, stack)
-    model = add_head(model, config, _HEAD)
+    model = add_head(replace(model, encoder=stack), config, _HEAD)
     if model.head is None or model.head.activation is None:
         return model
-    config.neutral("pooler_hidden_size", width, None)
+    config.neutral("pooler_hidden_size", stack.width, None)
     function = activation(config.text("pooler_hidden_act", "gelu"))
     return replace(model, head=replace(model.head, activation=function))
 

@@ -19,12 +19,19 @@ from sightline.export.families.description import (
     Stack,
     TokenEmbedding,
 )
-from sightline.export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
-from sightline.export.families.weights import AdaptedModule, Source
+from sightline.export.families.values import (
+    MAX_HEAD_SIZE,
+    MAX_WINDOW,
+    activation,
+    count,
+    equal_heads,
+    local_layers,
+    of_layers,
+)
+from sightline.export.families.weights import QUERY_KEY_VALUE, AdaptedModule, Source, equal_parts
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
-_HARMLESS = ("is_decoder", "is_llama_config", "unsloth_*")
 Frequencies = NDArray[np.float64]
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _OWN_KEYS = ("llama", "phi3", "olmo2", "granite")  # without num_key_value_heads, each query head has its own key
@@ -77,15 +84,13 @@ def _qwen3(config: Config, tensors: Tensors) -> Description:
 def _smollm3(config: Config, tensors: Tensors) -> Description:
     bias, mlp_bias = config.boolean("attention_bias", False), config.boolean("mlp_bias", False)
     layers, interval = count(config, "num_hidden_layers"), config.integer("no_rope_layer_interval", 4, least=1)
-    rotates = [bool((layer + 1) % interval) for layer in range(layers)]
-    if "no_rope_layers" in config:  # despite its name, 1 stands for a layer with rotary embedding
-        rotates = [bool(rotating) for rotating in _list(config, "no_rope_layers", layers, (0, 1))]
-    else:
-        config.ignore("no_rope_layers")
+    defaults = [(layer + 1) % interval for layer in range(layers)]
+    # Despite the name of the key, 1 stands for a layer with rotary embedding.
+    rotates = tuple(map(bool, of_layers(config, "no_rope_layers", (0, 1), layers) or defaults))
     config.ignore("max_window_layers")
     variant = Variant(
         _windows(config, [not rotating for rotating in rotates]),
-        tuple(rotates),
+        rotates,
         rope_theta=2000000.0,
         bias=bias,
         output_bias=bias,
@@ -105,12 +110,7 @@ def _windows(config: Config, defaults: Sequence[bool]) -> tuple[int | None, ...]
     window: int | None = config.integer("sliding_window", 0, least=0, most=MAX_WINDOW) or None
     if not config.boolean("use_sliding_window", False):
         window = None
-    has_window = [window is not None and default for default in defaults]
-    if "layer_types" in config:
-        types = _list(config, "layer_types", len(defaults), ("full_attention", "sliding_attention"))
-        has_window = [kind == "sliding_attention" for kind in types]
-    else:
-        config.ignore("layer_types")
+    has_window = local_layers(config, [window is not None and default for default in defaults])
     if any(has_window) and window is None:
         raise ImportFailedError(
             "config.json: layer_types has sliding_attention, which needs use_sliding_window true and an integer "
@@ -119,24 +119,11 @@ def _windows(config: Config, defaults: Sequence[bool]) -> tuple[int | None, ...]
     return tuple(window if has else None for has in has_window)
 
 
-def _list(config: Config, key: str, layers: int, supported: Sequence[object]) -> list[object]:
-    value = config.get(key)
-    if not isinstance(value, list) or len(value) < layers:
-        raise ImportFailedError(f"config.json: {key} must be a list with an element for each of the {layers} layers")
-    for setting in value[:layers]:
-        if setting not in supported:
-            raise ImportFailedError(
-                f"config.json: {key} has {str(setting)[:40]!r}; supported are {' and '.join(map(str, supported))}"
-            )
-    return value[:layers]
-
-
 def describe_relative(family: str, config: Config, tensors: Tensors, variant: Variant) -> Description:
-    config.ignore(*_HARMLESS)
-    config.neutral("is_encoder_decoder", False)
-    config.neutral("add_cross_attention", False)
     width, heads, layers = config.integer("hidden_size"), count(config, "num_attention_heads"), len(variant.windows)
-    kv_heads = count(config, "num_key_value_heads", heads) if family in _OWN_KEYS else _kv_heads(config, heads)
+    # For other families, the key may be null, but not absent.
+    has_own_keys = family in _OWN_KEYS or config.get("num_key_value_heads") is None
+    kv_heads = count(config, "num_key_value_heads", heads if has_own_keys else None)
     head_size = head_size_of(config, heads, kv_heads, default=width // heads)
     max_positions = config.integer("max_position_embeddings")
     norm = Norm("rms", config.number("rms_norm_eps", variant.epsilon, above=0))
@@ -184,11 +171,6 @@ def head_size_of(config: Config, heads: int, kv_heads: int, default: int) -> int
     if size % 2:
         raise ImportFailedError(f"config.json: head_dim must be even, got {size}")
     return size
-
-
-def _kv_heads(config: Config, heads: int) -> int:
-    """Return the number of key and value heads; the key may be null, but not absent."""
-    return heads if config.get("num_key_value_heads") is None else count(config, "num_key_value_heads")
 
 
 def check_output(
@@ -418,9 +400,7 @@ def output_modules(tensors: Tensors, embedding: str, output: str = "lm_head.weig
 
 
 def _gpt2(config: Config, tensors: Tensors) -> Description:
-    config.ignore(*_HARMLESS, "n_ctx", "summary_*", "reorder_and_upcast_attn")
-    config.neutral("is_encoder_decoder", False)
-    config.neutral("add_cross_attention", False)
+    config.ignore("n_ctx", "summary_*", "reorder_and_upcast_attn")
     width = config.integer("n_embd")
     attention, layers = equal_heads(config, "n_head", width), count(config, "n_layer")
     scale = attention.scale if config.boolean("scale_attn_weights", True) else 1.0
@@ -456,10 +436,7 @@ def _gpt2_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
         "decoder.{}.feed_forward.inner": AdaptedModule(f"{layer}.mlp.c_fc", transposed=True),
         "decoder.{}.feed_forward.outer": AdaptedModule(f"{layer}.mlp.c_proj", transposed=True),
     }
-    for index, part in enumerate(("query", "key", "value")):
-        modules[f"decoder.{{}}.self_attention.{part}"] = AdaptedModule(
-            f"{layer}.attn.c_attn", transposed=True, index=index, count=3
-        )
+    modules |= equal_parts("decoder.{}.self_attention", QUERY_KEY_VALUE, f"{layer}.attn.c_attn", transposed=True)
     return modules | output_modules(tensors, f"{start}wte.weight")
 
 

@@ -24,9 +24,10 @@ from sightline.export.families.description import (
     TokenEmbedding,
 )
 from sightline.export.families.values import MAX_WINDOW, activation, check_rotary_head, count, equal_heads, local_layers
-from sightline.export.families.weights import AdaptedModule, Source
+from sightline.export.families.weights import QUERY_KEY_VALUE, AdaptedModule, Source, equal_parts
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
+from sightline.model.config import alibi_slopes
 
 # Keys of heads of pre-training and of sentence-transformers.
 _HARMLESS = ("directionality", "pooler_*", "sbert_ce_default_activation_function", "sentence_transformers", "tie_*")
@@ -159,20 +160,25 @@ def describe_encoder(
     embedding: TokenEmbedding,
     default_activation: str = "gelu",
     positions: str = "absolute",
+    epsilon: float = 1e-12,
+    max_positions: int = 512,
 ) -> Description:
-    """Describe a post-norm encoder with the configuration keys of BERT."""
+    """Describe a post-norm encoder with the configuration keys of BERT.
+
+    `positions` is their kind. `epsilon` and `max_positions` apply where the configuration has none.
+    """
     check_common(config, positions)
     width = config.integer("hidden_size")
     stack = Stack(
         width,
-        Norm("layer", config.number("layer_norm_eps", 1e-12, above=0)),
+        Norm("layer", config.number("layer_norm_eps", epsilon, above=0)),
         "post",
         (equal_heads(config, "num_attention_heads", width),) * count(config, "num_hidden_layers"),
         FeedForward(activation(config.text("hidden_act", default_activation)), config.integer("intermediate_size")),
         embedding,
     )
     unused = embedding.skipped_positions + embedding.position_offset
-    longest = config.integer("max_position_embeddings", 512) - unused
+    longest = config.integer("max_position_embeddings", max_positions) - unused
     return Description(family, config.integer("vocab_size"), longest, stack)
 
 
@@ -222,10 +228,11 @@ def _bert(config: Config, tensors: Tensors) -> Description:
     return add_head(describe_encoder(config, "bert", embedding), config, _BERT_HEAD)
 
 
-def _bert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = prefix_of(tensors, "bert.")
-    modules = embedding_modules(f"{prefix}embeddings") | layer_modules(f"{prefix}encoder.layer.{{}}")
-    return with_old_names(modules | head_modules(model, _BERT_HEAD), tensors)
+def _bert_modules(start: str, head: HeadModules, model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    prefix, skipped = prefix_of(tensors, start), model.encoder_stack.embedding.skipped_positions
+    modules = embedding_modules(f"{prefix}embeddings", skipped) | layer_modules(f"{prefix}encoder.layer.{{}}")
+    modules["encoder.embedding_projection"] = f"{prefix}embeddings_project"  # of ELECTRA
+    return with_old_names(modules | head_modules(model, head), tensors)
 
 
 def _roberta(family: str, config: Config, tensors: Tensors) -> Description:
@@ -237,25 +244,11 @@ def _roberta(family: str, config: Config, tensors: Tensors) -> Description:
     return add_head(describe_encoder(config, family, embedding), config, _ROBERTA_HEAD)
 
 
-def _roberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = prefix_of(tensors, "roberta.")
-    skipped = model.encoder_stack.embedding.skipped_positions
-    modules = embedding_modules(f"{prefix}embeddings", skipped) | layer_modules(f"{prefix}encoder.layer.{{}}")
-    return with_old_names(modules | head_modules(model, _ROBERTA_HEAD), tensors)
-
-
 def _electra(config: Config, tensors: Tensors) -> Description:
     size, types = config.integer("embedding_size", 128), config.integer("type_vocab_size", 2)
     projected_from = None if size == config.integer("hidden_size") else size
     embedding = TokenEmbedding(has_positions=True, types=types, has_norm=True, projected_from=projected_from)
     return add_head(describe_encoder(config, "electra", embedding), config, _ELECTRA_HEAD)
-
-
-def _electra_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = prefix_of(tensors, "electra.")
-    modules = embedding_modules(f"{prefix}embeddings") | layer_modules(f"{prefix}encoder.layer.{{}}")
-    modules["encoder.embedding_projection"] = f"{prefix}embeddings_project"
-    return with_old_names(modules | head_modules(model, _ELECTRA_HEAD), tensors)
 
 
 # MPNet has a relative bias in all layers. The id of its padding token, after which positions start,
@@ -283,6 +276,45 @@ def _mpnet_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]
     modules["encoder.{}.self_attention_norm"] = f"{layer}.attention.LayerNorm"
     modules["encoder.relative_bias"] = f"{prefix}encoder.relative_attention_bias"
     return modules | head_modules(model, _ROBERTA_HEAD)
+
+
+# Jina embeddings v2 (Günther et al. 2023): BERT with ALiBi and gated layers. The Python code of the
+# repositories is never run.
+
+
+def _slopes(heads: int) -> tuple[float, ...]:
+    """Return the slope of each head (Press et al. 2022, section 3).
+
+    Slopes of a power of two of heads are a geometric sequence that ends at 2 ** -8. Further heads
+    have every second slope of twice as many heads.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    return alibi_slopes(power) + alibi_slopes(2 * power)[::2][: heads - power]
+
+
+def _jina(config: Config, tensors: Tensors) -> Description:
+    types = config.integer("type_vocab_size", 2)
+    config.neutral("feed_forward_type", "geglu")
+    config.ignore("emb_pooler", "attn_implementation", "model_max_length")
+    model = describe_encoder(config, "jina_bert", TokenEmbedding(types=types, has_norm=True), positions="alibi")
+    stack = with_gates(model.encoder_stack)
+    return replace(model, encoder=replace(stack, slopes=_slopes(stack.attention[0].heads)))
+
+
+def with_gates(stack: Stack) -> Stack:
+    """Return an encoder with gated feed-forward layers, of which only the last part has a bias."""
+    feed_forward = replace(stack.feed_forward, gated=True, has_bias=False, has_output_bias=True)
+    return replace(stack, feed_forward=feed_forward)
+
+
+def _jina_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    prefix = prefix_of(tensors, "bert.")
+    layer = f"{prefix}encoder.layer.{{}}"
+    modules = embedding_modules(f"{prefix}embeddings") | layer_modules(layer)
+    modules |= equal_parts("encoder.{}.feed_forward", ("gate", "inner"), f"{layer}.mlp.gated_layers")
+    modules["encoder.{}.feed_forward.outer"] = f"{layer}.mlp.wo"
+    modules["encoder.{}.feed_forward_norm"] = f"{layer}.mlp.layernorm"
+    return modules
 
 
 # DistilBERT
@@ -448,13 +480,11 @@ def _modernbert_modules(model: Description, tensors: Tensors) -> Mapping[str, So
         "encoder.{}.self_attention_norm": f"{layer}.attn_norm",
         "encoder.{}.self_attention.output": f"{layer}.attn.Wo",
         "encoder.{}.feed_forward_norm": f"{layer}.mlp_norm",
-        "encoder.{}.feed_forward.gate": AdaptedModule(f"{layer}.mlp.Wi", index=0, count=2),
-        "encoder.{}.feed_forward.inner": AdaptedModule(f"{layer}.mlp.Wi", index=1, count=2),
         "encoder.{}.feed_forward.outer": f"{layer}.mlp.Wo",
         "encoder.norm": f"{prefix}final_norm",
     }
-    for index, part in enumerate(("query", "key", "value")):
-        modules[f"encoder.{{}}.self_attention.{part}"] = AdaptedModule(f"{layer}.attn.Wqkv", index=index, count=3)
+    modules |= equal_parts("encoder.{}.self_attention", QUERY_KEY_VALUE, f"{layer}.attn.Wqkv")
+    modules |= equal_parts("encoder.{}.feed_forward", ("gate", "inner"), f"{layer}.mlp.Wi")
     return modules | head_modules(model, _MODERNBERT_HEAD)
 
 
@@ -465,14 +495,14 @@ BERT = Family(
     "bert",
     classes_of("Bert", "ForPreTraining"),
     _bert,
-    _bert_modules,
+    partial(_bert_modules, "bert.", _BERT_HEAD),
     (*_STORED_POSITIONS, "pooler.*", "bert.pooler.*", "cls.*"),
 )
 ROBERTA = Family(
     "roberta",
     classes_of("Roberta"),
     partial(_roberta, "roberta"),
-    _roberta_modules,
+    partial(_bert_modules, "roberta.", _ROBERTA_HEAD),
     (*_STORED_POSITIONS, "pooler.*", "roberta.pooler.*", "lm_head.*"),
 )
 XLM_ROBERTA = replace(
@@ -488,7 +518,7 @@ ELECTRA = Family(
     "electra",
     classes_of("Electra", "ForPreTraining"),
     _electra,
-    _electra_modules,
+    partial(_bert_modules, "electra.", _ELECTRA_HEAD),
     (*_STORED_POSITIONS, "generator_*", "discriminator_predictions.*"),
 )
 MPNET = Family(
@@ -497,6 +527,14 @@ MPNET = Family(
     _mpnet,
     _mpnet_modules,
     (*_STORED_POSITIONS, "pooler.*", "mpnet.pooler.*", "lm_head.*"),
+)
+# `model_type` is that of BERT.
+JINA_BERT = Family(
+    "jina_bert",
+    ("JinaBertModel", "JinaBertForMaskedLM"),
+    _jina,
+    _jina_modules,
+    ("*embeddings.position_ids", "pooler.*", "bert.pooler.*", "cls.*"),
 )
 DISTILBERT = Family(
     "distilbert", classes_of("DistilBert"), _distilbert, _distilbert_modules, (*_STORED_POSITIONS, "vocab_*")
@@ -510,4 +548,4 @@ ALBERT = Family(
 )
 MODERNBERT = Family("modernbert", classes_of("ModernBert"), _modernbert, _modernbert_modules, ("head.*", "decoder.*"))
 
-FAMILIES = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, MPNET, DISTILBERT, ALBERT, MODERNBERT)
+FAMILIES = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, MPNET, DISTILBERT, ALBERT, MODERNBERT, JINA_BERT)

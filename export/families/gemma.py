@@ -137,9 +137,6 @@ def _rotary(config: Config, size: int, *, local: bool) -> Rotary:
 def _describe(
     config: Config, tensors: Tensors, layers: tuple[Attention, ...], hidden_act: str, version: int = 1
 ) -> Description:
-    config.ignore("is_decoder")
-    config.neutral("is_encoder_decoder", False)
-    config.neutral("add_cross_attention", False)
     width, positions = config.integer("hidden_size"), 131_072 if version > 2 else 8192
     stack = Stack(
         width,

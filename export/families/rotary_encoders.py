@@ -18,11 +18,13 @@ from sightline.export.families.encoders import (
     check_common,
     classes_of,
     describe_encoder,
+    embedding_modules,
     head_modules,
     prefix_of,
+    with_gates,
 )
 from sightline.export.families.values import activation, check_rotary_head, count, equal_heads
-from sightline.export.families.weights import AdaptedModule, Source
+from sightline.export.families.weights import QUERY_KEY_VALUE, Source, equal_parts
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 
@@ -109,8 +111,6 @@ def _nomic_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]
     prefix = prefix_of(tensors, "nomic_bert.", "bert.")
     layer = f"{prefix}encoder.layers.{{}}"
     modules: dict[str, Source] = {
-        "embedding": f"{prefix}embeddings.word_embeddings",
-        "encoder.types": f"{prefix}embeddings.token_type_embeddings",
         "encoder.embedding_norm": f"{prefix}emb_ln",
         "encoder.{}.self_attention.output": f"{layer}.attn.out_proj",
         "encoder.{}.self_attention_norm": f"{layer}.norm1",
@@ -119,64 +119,45 @@ def _nomic_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]
         "encoder.{}.feed_forward.outer": f"{layer}.mlp.fc2",
         "encoder.{}.feed_forward_norm": f"{layer}.norm2",
     }
-    for index, part in enumerate(("query", "key", "value")):
-        modules[f"encoder.{{}}.self_attention.{part}"] = AdaptedModule(f"{layer}.attn.Wqkv", index=index, count=3)
-    return modules | head_modules(model, HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
+    modules |= equal_parts("encoder.{}.self_attention", QUERY_KEY_VALUE, f"{layer}.attn.Wqkv")
+    head = head_modules(model, HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
+    return embedding_modules(f"{prefix}embeddings") | modules | head
 
 
 # GTE from version 1.5 on: model_type "new" in its repositories, "gte" in Transformers
 
 
 def _gte(family: str, config: Config, tensors: Tensors) -> Description:
-    # `check_common` expects absolute positions, and the code of GTE names rotary ones.
-    config.neutral("position_embedding_type", "rope")
-    config.ignore("pooler_*", "tie_*", "sentence_transformers", "unpad_inputs", "use_memory_efficient_attention")
+    config.ignore("unpad_inputs", "use_memory_efficient_attention")
     config.neutral("layer_norm_type", "layer_norm")
     config.neutral("logn_attention_clip1", False)
     config.neutral("logn_attention_scale", False)
     config.neutral("pack_qkv", True)
-    width = config.integer("hidden_size")
-    attention = equal_heads(config, "num_attention_heads", width)
-    default_base = 160_000.0 if family == "gte" else 10_000.0
-    stack = Stack(
-        width,
-        Norm("layer", config.number("layer_norm_eps", 1e-12, above=0)),
-        "post",
-        (replace(attention, rotary=_rotary(config, attention.head_size, default_base)),)
-        * count(config, "num_hidden_layers"),
-        FeedForward(
-            activation(config.text("hidden_act", "gelu")),
-            config.integer("intermediate_size"),
-            gated=True,
-            has_bias=False,
-            has_output_bias=True,
-        ),
-        TokenEmbedding(types=config.integer("type_vocab_size", 1, least=0), has_norm=True),
-    )
-    positions = config.integer("max_position_embeddings", 8192)
-    model = Description(family, config.integer("vocab_size"), positions, stack)
-    return add_head(model, config, HeadModules("", "tanh", ""))
+    embedding = TokenEmbedding(types=config.integer("type_vocab_size", 1, least=0), has_norm=True)
+    model = describe_encoder(config, family, embedding, positions="rope", max_positions=8192)
+    stack = _rotated(config, with_gates(model.encoder_stack), 160_000.0 if family == "gte" else 10_000.0)
+    return add_head(replace(model, encoder=stack), config, HeadModules("", "tanh", ""))
+
+
+def _rotated(config: Config, stack: Stack, default_base: float) -> Stack:
+    """Return an encoder with rotary positions in all layers."""
+    rotary = _rotary(config, stack.attention[0].head_size, default_base)
+    return replace(stack, attention=tuple(replace(layer, rotary=rotary) for layer in stack.attention))
 
 
 def _gte_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     prefix = prefix_of(tensors, "new.", "gte.")
     layer = f"{prefix}encoder.layer.{{}}"
     modules: dict[str, Source] = {
-        "embedding": f"{prefix}embeddings.word_embeddings",
-        "encoder.types": f"{prefix}embeddings.token_type_embeddings",
-        "encoder.embedding_norm": f"{prefix}embeddings.LayerNorm",
         "encoder.{}.self_attention.output": f"{layer}.attention.o_proj",
         "encoder.{}.self_attention_norm": f"{layer}.attn_ln",
-        "encoder.{}.feed_forward.inner": AdaptedModule(f"{layer}.mlp.up_gate_proj", index=0, count=2),
-        "encoder.{}.feed_forward.gate": AdaptedModule(f"{layer}.mlp.up_gate_proj", index=1, count=2),
         "encoder.{}.feed_forward.outer": f"{layer}.mlp.down_proj",
         "encoder.{}.feed_forward_norm": f"{layer}.mlp_ln",
     }
-    for index, part in enumerate(("query", "key", "value")):
-        modules[f"encoder.{{}}.self_attention.{part}"] = AdaptedModule(
-            f"{layer}.attention.qkv_proj", index=index, count=3
-        )
-    return modules | head_modules(model, HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
+    modules |= equal_parts("encoder.{}.self_attention", QUERY_KEY_VALUE, f"{layer}.attention.qkv_proj")
+    modules |= equal_parts("encoder.{}.feed_forward", ("inner", "gate"), f"{layer}.mlp.up_gate_proj")
+    head = head_modules(model, HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
+    return embedding_modules(f"{prefix}embeddings") | modules | head
 
 
 # Jina embeddings v3 (Sturua et al. 2024), without its adapters: XLM-R with rotary positions
@@ -187,17 +168,13 @@ _JINA_HEAD = HeadModules("classifier.dense", "tanh", "classifier.out_proj")
 def _jina(config: Config, tensors: Tensors) -> Description:
     embedding = TokenEmbedding(types=config.integer("type_vocab_size", 1, least=0), has_norm=True)
     model = describe_encoder(config, "jina_embeddings_v3", embedding)
-    stack = model.encoder_stack
-    layers = tuple(replace(layer, rotary=_rotary(config, layer.head_size, 20_000.0)) for layer in stack.attention)
-    return add_head(replace(model, encoder=replace(stack, attention=layers)), config, _JINA_HEAD)
+    return add_head(replace(model, encoder=_rotated(config, model.encoder_stack, 20_000.0)), config, _JINA_HEAD)
 
 
 def _jina_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     prefix = prefix_of(tensors, "roberta.")
     layer = f"{prefix}encoder.layers.{{}}"
     modules: dict[str, Source] = {
-        "embedding": f"{prefix}embeddings.word_embeddings",
-        "encoder.types": f"{prefix}embeddings.token_type_embeddings",
         "encoder.embedding_norm": f"{prefix}emb_ln",
         "encoder.{}.self_attention.output": f"{layer}.mixer.out_proj",
         "encoder.{}.self_attention_norm": f"{layer}.norm1",
@@ -205,9 +182,8 @@ def _jina_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
         "encoder.{}.feed_forward.outer": f"{layer}.mlp.fc2",
         "encoder.{}.feed_forward_norm": f"{layer}.norm2",
     }
-    for index, part in enumerate(("query", "key", "value")):
-        modules[f"encoder.{{}}.self_attention.{part}"] = AdaptedModule(f"{layer}.mixer.Wqkv", index=index, count=3)
-    return modules | head_modules(model, _JINA_HEAD)
+    modules |= equal_parts("encoder.{}.self_attention", QUERY_KEY_VALUE, f"{layer}.mixer.Wqkv")
+    return embedding_modules(f"{prefix}embeddings") | modules | head_modules(model, _JINA_HEAD)
 
 
 _IGNORED = ("*position_ids", "*token_type_ids", "*inv_freq", "pooler.*", "*.pooler.*", "cls.*", "lm_head.*")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from sightline.base.errors import UsageError
-from sightline.export.families import Family, blocks, deberta, decoders, encoders, gemma, jina, rotary_encoders, seq2seq
+from sightline.export.families import Family, blocks, deberta, decoders, encoders, gemma, rotary_encoders, seq2seq
 from sightline.export.families.causal_encoders import as_reranker
 from sightline.export.families.description import Description
 from sightline.export.families.predictions import prediction_modules, with_predictions
@@ -47,7 +47,7 @@ _DEFAULTS = {"use_bidirectional_attention": False}  # of those whose default is 
 _TRANSFORMERS = [5, 23]
 
 FAMILIES_BY_KIND: Mapping[str, tuple[Family, ...]] = {
-    "encoder": (*encoders.FAMILIES, *deberta.FAMILIES, *rotary_encoders.FAMILIES, *jina.FAMILIES),
+    "encoder": (*encoders.FAMILIES, *deberta.FAMILIES, *rotary_encoders.FAMILIES),
     "decoder": (*decoders.FAMILIES, *gemma.FAMILIES, *blocks.FAMILIES),
     "encoder-decoder": seq2seq.FAMILIES,
 }

@@ -6,7 +6,7 @@ Their checkpoints are training runs, with the tensors of `state_dict`. PyTorch i
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -106,19 +106,15 @@ def _attention(config: Config, heads: int, has_positions: bool = True) -> Attent
 def _stack(config: Config, attention: tuple[Attention, ...], pre_norm: bool, cross: Attention | None = None) -> Stack:
     width = config.integer("d_model")
     positions = config.text("positions")
-    embedding = TokenEmbedding(scale=width**0.5, has_positions=positions in ("sinusoidal", "learned"))
-    place: Literal["pre", "post"] = "pre" if pre_norm else "post"
-    feed_forward = FeedForward("relu", config.integer("d_ff"))
-    heads = attention[0].heads
     return Stack(
         width,
         NORM,
-        place,
+        "pre" if pre_norm else "post",
         attention,
-        feed_forward,
-        embedding,
+        FeedForward("relu", config.integer("d_ff")),
+        TokenEmbedding(scale=width**0.5, has_positions=positions in ("sinusoidal", "learned")),
         cross,
-        slopes=alibi_slopes(heads) if positions == "alibi" else None,
+        slopes=alibi_slopes(attention[0].heads) if positions == "alibi" else None,
         has_final_norm=pre_norm,
         has_residual=config.boolean("residual"),
     )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,16 +54,20 @@ def equal_heads(config: Config, key: str, width: int) -> Attention:
     return Attention(heads, heads, width // heads, scale=(width // heads) ** -0.5)
 
 
+def of_layers(config: Config, key: str, supported: Sequence[object], layers: int) -> list[Any] | None:
+    """Return the value of a key for each layer, None if the key is missing or null."""
+    values = config.get(key, None)
+    if values is None or (
+        isinstance(values, list) and len(values) == layers and all(one in supported for one in values)
+    ):
+        return values
+    raise ImportFailedError(f"config.json: {key} must have {layers} values, each {' or '.join(map(str, supported))}")
+
+
 def local_layers(config: Config, defaults: Sequence[bool]) -> list[bool]:
     """Return for each layer whether it has a window: `layer_types`, or else the defaults."""
-    kinds = config.get("layer_types", None)
-    if kinds is None:
-        return list(defaults)
-    if not isinstance(kinds, list) or len(kinds) != len(defaults) or not all(kind in LAYER_KINDS for kind in kinds):
-        raise ImportFailedError(
-            f"config.json: layer_types must have {len(defaults)} values, each {' or '.join(LAYER_KINDS)}"
-        )
-    return [kind == "sliding_attention" for kind in kinds]
+    kinds = of_layers(config, "layer_types", LAYER_KINDS, len(defaults))
+    return list(defaults) if kinds is None else [kind == "sliding_attention" for kind in kinds]
 
 
 def check_rotary_head(size: int) -> None:

@@ -24,7 +24,7 @@ A module is named by its place in the model. `{}` is the number of a layer, STAC
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from sightline.export.sources.opened_checkpoint import Tensors
 
 Array = NDArray[np.float32]
+QUERY_KEY_VALUE = ("query", "key", "value")  # projections of attention, in their usual order
 _LAYER = re.compile(r"\.(\d+)(?=\.)")
 
 
@@ -76,6 +77,13 @@ class AdaptedModule:
 
 Computed = Callable[[], Array]  # a tensor that the checkpoint does not store
 Source = str | AdaptedModule | Computed
+
+
+def equal_parts(module: str, names: Sequence[str], stored: str, transposed: bool = False) -> dict[str, Source]:
+    """Return the parts `names` of a module, whose outputs the checkpoint stores as one module."""
+    return {
+        f"{module}.{name}": AdaptedModule(stored, transposed, index, len(names)) for index, name in enumerate(names)
+    }
 
 
 class Weights:

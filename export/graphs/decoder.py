@@ -19,7 +19,7 @@ from sightline.export.families.description import Attention, Description, Stack
 from sightline.export.families.weights import Weights
 from sightline.export.graphs import operators
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
-from sightline.export.graphs.layers import LayerBuilder, attention_size, padded_heads, padded_inputs
+from sightline.export.graphs.layers import LayerBuilder, attention_size, padded_heads
 from sightline.export.graphs.nodes import FLOAT, INT32, INT64, KEY_VALUE, scores
 from sightline.export.graphs.relative import relative_bias, relative_key_scores
 
@@ -217,8 +217,8 @@ class _DecoderBuilder:
     def _output(self, module: str, attention: Attention, attended: str) -> str:
         name = f"{module}.output"
         weight, bias = self._layers.matrices(name)
-        padded = padded_inputs(weight, attention.heads, padded_size(attention))
-        return self._layers.linear(attended, name, arrays=(padded, bias))
+        padded = padded_heads(weight.T, attention.heads, padded_size(attention), halves=False)
+        return self._layers.linear(attended, name, arrays=(padded.T, bias))
 
     def _normalized_heads(self, module: str, attention: Attention, qkv: str) -> list[str]:
         """Split queries, keys and values, and normalize each query and key head, or all as one."""

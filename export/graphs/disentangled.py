@@ -62,7 +62,8 @@ class PositionScores:
         graph = self._graph
         scores = []
         for part in self._options.projections:
-            tokens, indices = (query, self._of_queries) if part == "relative_key" else (key, self._of_keys)
+            tokens, axis = (query, 0) if part == "relative_key" else (key, 1)
+            indices = graph.once(f"indices {axis}", functools.partial(self._indices, axis))
             vectors = graph.weight(f"{module}.{part}", self._vectors(f"{module}.{part}", attention))  # (H, D, 2 * span)
             used = graph.add("Slice", vectors, self._first, self._end, graph.constant([2], np.int64))
             products = graph.add("MatMul", operators.by_head(graph, tokens, attention.heads), used)  # (B, H, S, used)
@@ -115,14 +116,6 @@ class PositionScores:
         used = graph.add_once("Sub", self._end, self._first)
         starts = graph.add("Mul", column if axis == 0 else self._positions, used)
         return graph.add("Add", starts, graph.add_once("Sub", rows, self._first))
-
-    @functools.cached_property
-    def _of_queries(self) -> str:
-        return self._indices(0)
-
-    @functools.cached_property
-    def _of_keys(self) -> str:
-        return self._indices(1)
 
 
 def convolution(layers: LayerBuilder, options: Convolution, embedded: str, x: str, is_token: str) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import onnx
@@ -90,9 +91,6 @@ class EncoderAttentionBuilder:
         self._max_positions = max_positions
         self._size = size
         self._lengths = lengths
-        self._biases: dict[int | None, str] = {}  # by window
-        self._matrices: dict[int, str] = {}  # of projected keys, by number
-        self._batch_positions = ""
         options = layers.stack.disentangled
         self._position_scores = (
             None if options is None else PositionScores(layers, options, max_positions, size, self.positions)
@@ -107,7 +105,7 @@ class EncoderAttentionBuilder:
             parts[1] = self._rotate(parts[1], attention.kv_heads, attention.rotary)
         if attention.projected_keys is None:
             attention_map = self._attention_map(number, attention)
-            bias = self._bias(attention.window)
+            bias = self._graph.once(f"bias {attention.window}", partial(self._bias, attention.window))
             if self._position_scores is not None:
                 bias = self._position_scores.add(module, attention, parts[0], parts[1])
             if attention.relative_keys is not None:
@@ -152,7 +150,9 @@ class EncoderAttentionBuilder:
         graph, zero = self._graph, self._graph.constant(0.0, np.float32)
         query, *tokens = parts
         is_own = graph.add("Unsqueeze", self.is_token, graph.constant([2], np.int64))  # (B, S, 1)
-        matrices = [self._matrix(index) for index in (options.key, options.value)]
+        matrices = [
+            graph.once(f"matrix {index}", partial(self._matrix, index)) for index in (options.key, options.value)
+        ]
         projected = [
             graph.add("MatMul", matrix, graph.add("Where", is_own, part, zero))  # (B, k, KV * D)
             for matrix, part in zip(matrices, tokens, strict=True)
@@ -179,33 +179,29 @@ class EncoderAttentionBuilder:
 
     def _matrix(self, number: int) -> str:
         """Add the first S columns of the matrix (k, P) of projected keys or values."""
-        if number not in self._matrices:
-            graph, name = self._graph, f"encoder.projection.{number}.weight"
-            first, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
-            whole = graph.weight(name, self._layers.weights.read(name))
-            self._matrices[number] = graph.add("Slice", whole, first, self._size, axis)
-        return self._matrices[number]
+        graph, name = self._graph, f"encoder.projection.{number}.weight"
+        first, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
+        whole = graph.weight(name, self._layers.weights.read(name))
+        return graph.add("Slice", whole, first, self._size, axis)
 
     def _rotate(self, x: str, heads: int, rotary: Rotary) -> str:
         """Add rotary position embedding of queries or keys (B, S, heads * D)."""
         graph = self._graph
-        if not self._batch_positions:
-            shape = graph.add("Shape", x, start=0, end=2)
-            self._batch_positions = graph.add("Expand", self.positions, shape)  # (B, S)
+        positions = graph.once("positions", lambda: self._batch_positions(x))
         size = self._layers.stack.attention[0].head_size
         tables = self._layers.rotary_tables(rotary, self._max_positions, size)
-        return graph.add("RotaryEmbedding", x, *tables, self._batch_positions, num_heads=heads)
+        return graph.add("RotaryEmbedding", x, *tables, positions, num_heads=heads)
+
+    def _batch_positions(self, x: str) -> str:
+        """Add the positions (B, S) of x (B, S, any)."""
+        shape = self._graph.add("Shape", x, start=0, end=2)
+        return self._graph.add("Expand", self.positions, shape)
 
     def _bias(self, window: int | None) -> str:
         """Add the bias of scores for relative positions and a window; "" if there is none.
 
         Its shape is (1, H, S, S), or (1, 1, S, S) if it is the same for all heads.
         """
-        if window not in self._biases:
-            self._biases[window] = self._add_bias(window)
-        return self._biases[window]
-
-    def _add_bias(self, window: int | None) -> str:
         graph, stack = self._graph, self._layers.stack
         is_causal, is_relative = stack.is_causal, stack.relative_bias is not None or stack.slopes is not None
         if window is None and not is_relative and not is_causal:

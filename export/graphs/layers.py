@@ -32,18 +32,21 @@ class LayerBuilder:
         product = graph.add("MatMul", x, graph.weight(f"{name}.weight", np.ascontiguousarray(weight.T)))
         return product if bias is None else graph.add("Add", product, graph.weight(f"{name}.bias", bias))
 
-    def matrices(self, *modules: str) -> tuple[Array, Array | None]:
-        """Return the concatenated weights (outputs, inputs) and biases (outputs,) of modules."""
-        weights = [self.weights.read(f"{module}.weight") for module in modules]
-        if not any(f"{module}.bias" in self.weights for module in modules):
-            return np.concatenate(weights), None
-        biases = [
-            self.weights.read(f"{module}.bias")
-            if f"{module}.bias" in self.weights
-            else np.zeros(len(weight), np.float32)
-            for module, weight in zip(modules, weights, strict=True)
-        ]
-        return np.concatenate(weights), np.concatenate(biases)
+    def matrices(
+        self, *modules: str, pad: Callable[[str, Array], Array] = lambda module, array: array
+    ) -> tuple[Array, Array | None]:
+        """Return the concatenated weights (outputs, inputs) and biases (outputs,) of modules.
+
+        `pad` gets the name of a module, and its weight or its bias.
+        """
+        weights, biases, has_bias = list[Array](), list[Array](), False
+        for module in modules:
+            weight, bias = self.weights.read(f"{module}.weight"), f"{module}.bias"
+            has_bias |= bias in self.weights
+            weights.append(pad(module, weight))
+            values = self.weights.read(bias) if bias in self.weights else np.zeros(len(weight), np.float32)
+            biases.append(pad(module, values))
+        return np.concatenate(weights), np.concatenate(biases) if has_bias else None
 
     def padded(self, modules: Sequence[str], attention: Attention, multiple: int) -> tuple[Array, Array | None]:
         """Return concatenated projections to queries, keys or values with padded heads.
@@ -51,17 +54,13 @@ class LayerBuilder:
         The size of a head becomes a multiple of `multiple`.
         """
         size = attention_size(attention, multiple)
-        weights, biases = [], []
-        has_bias = any(f"{module}.bias" in self.weights for module in modules)
-        for module in modules:
+
+        def pad(module: str, array: Array) -> Array:
             kind = module.rpartition(".")[2]
             heads = attention.heads if kind == "query" else attention.kv_heads
-            halves = attention.rotary is not None and kind != "value"
-            weight, bias = self.matrices(module)
-            weights.append(padded_heads(weight, heads, size, halves))
-            bias = np.zeros(len(weight), np.float32) if bias is None else bias
-            biases.append(padded_heads(bias, heads, size, halves))
-        return np.concatenate(weights), np.concatenate(biases) if has_bias else None
+            return padded_heads(array, heads, size, halves=attention.rotary is not None and kind != "value")
+
+        return self.matrices(*modules, pad=pad)
 
     def norm(self, x: str, module: str, options: Norm | None = None) -> str:
         """Add a normalization over the last axis."""
@@ -215,11 +214,6 @@ def padded_heads(array: Array, heads: int, size: int, halves: bool) -> Array:
     missing = size // parts - split.shape[2]
     padding = [(0, 0), (0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 1)
     return np.pad(split, padding).reshape(heads * size, *array.shape[1:])
-
-
-def padded_inputs(array: Array, heads: int, size: int) -> Array:
-    """Pad the inputs of the output projection (outputs, heads * D) to heads of `size`."""
-    return np.ascontiguousarray(padded_heads(np.ascontiguousarray(array.T), heads, size, halves=False).T)
 
 
 def attention_size(attention: Attention, multiple: int) -> int:

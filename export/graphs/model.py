@@ -3,16 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from sightline.base.bundle import AttentionMaps, LabelKind, State, Task
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
-from sightline.export.graphs.builder import WeightFile
+from sightline.export.graphs.builder import GraphBuilder, WeightFile
 from sightline.export.graphs.decoder import decoder_graph, states
 from sightline.export.graphs.encoder_graph import encoder_graph
-from sightline.export.graphs.predict import predict_graph
-from sightline.export.graphs.similar_graph import similar_graph
+from sightline.export.graphs.layers import LayerBuilder, activation
+from sightline.export.graphs.nodes import FLOAT, INT64
 
 
 @dataclass(frozen=True)
@@ -91,3 +93,44 @@ def attention_maps(model: Description) -> tuple[AttentionMaps, ...]:
         outputs, heads = ("decoder_attention",), stack.attention[0].heads
         maps.append(AttentionMaps(kind="decoder", outputs=outputs, layers=stack.layers, heads=heads))
     return tuple(maps)
+
+
+def similar_graph(table: NDArray[np.float32], weights: WeightFile) -> onnx.ModelProto:
+    """Build the graph that maps `token_ids` (N,) to their `cosines` (N, V) with all tokens.
+
+    They are cosines of rows of the table (V, M). The cosine with an embedding of zeros is 0.
+    """
+    graph = GraphBuilder("similar", weights)
+    token_ids = graph.input("token_ids", INT64, ("tokens",))
+    lengths = np.linalg.norm(table, axis=1)
+    # The norms are stored inside the graph, so that the weight file only has tensors that other
+    # graphs use too.
+    norms = graph.constant(np.where(lengths == 0, 1.0, lengths).tolist(), np.float32, "embedding.norms")
+    embedding = graph.weight("embedding", table)
+    own_norms = graph.add("Unsqueeze", graph.add("Gather", norms, token_ids), graph.constant([1], np.int64))  # (N, 1)
+    units = graph.add("Div", graph.add("Gather", embedding, token_ids), own_norms)  # (N, M)
+    # The same operator as the output projection (`sightline.export.graphs.nodes.scores`), so that
+    # both are quantized together.
+    products = graph.add("Gemm", units, embedding, transB=1)  # (N, V)
+    graph.add("Div", products, norms, output=graph.output("cosines", FLOAT, ("tokens", len(table))))
+    return graph.build()
+
+
+def predict_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto | None:
+    """Build the graph from `hidden` (N, M) to `logits` (N, V), None without token predictions."""
+    stack, options = model.encoder, model.predictions
+    if stack is None or options is None:
+        return None
+    graph = GraphBuilder("predict", file)
+    layers = LayerBuilder(graph, weights, "encoder", stack)
+    x = layers.linear(graph.input("hidden", FLOAT, ("tokens", stack.width)), "prediction.dense")
+    x = layers.norm(activation(graph, x, options.activation), "prediction.norm")
+    # A tied table has the name that it has in the other graphs, so that all are quantized together.
+    table = graph.weight(
+        "embedding" if options.is_tied else "prediction.output.weight", weights.read("prediction.output.weight")
+    )
+    factors = [x, table]
+    if options.has_output_bias:
+        factors.append(graph.weight("prediction.output.bias", weights.read("prediction.output.bias")))
+    graph.add("Gemm", *factors, output=graph.output("logits", FLOAT, ("tokens", model.vocabulary)), transB=1)
+    return graph.build()

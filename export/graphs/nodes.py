@@ -69,12 +69,6 @@ def weighted_sum(graph: GraphBuilder, weights: str, x: str, is_token: str) -> st
     return graph.add("Squeeze", graph.add("MatMul", graph.add("Unsqueeze", weights, middle), own), middle)
 
 
-def softcap(graph: GraphBuilder, x: str, cap: float, output: str) -> str:
-    """Add cap * tanh(x / cap), whose results are between -cap and cap."""
-    limit = graph.constant(cap, np.float32)
-    return graph.add("Mul", graph.add("Tanh", graph.add("Div", x, limit)), limit, output=output)
-
-
 def scores(
     graph: GraphBuilder,
     features: str,
@@ -92,7 +86,8 @@ def scores(
     logits = graph.output("logits", FLOAT, ("batch", vocab_size))
     product = graph.add("Gemm", features, *projection, output=PROJECTIONS[cap is not None], transB=1)
     if cap is not None:
-        softcap(graph, product, cap, output=logits)
+        limit = graph.constant(cap, np.float32)
+        graph.add("Mul", graph.add("Tanh", graph.add("Div", product, limit)), limit, output=logits)
     logprobs = graph.output("logprobs", FLOAT, ("batch", vocab_size))
     # Over ten times faster than ReduceLogSumExp.
     graph.add("LogSoftmax", logits, output=logprobs, axis=-1)

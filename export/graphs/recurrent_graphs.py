@@ -9,8 +9,8 @@ decoder graph, S is the longest source of the batch, rounded up to a multiple of
 
 import functools
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sightline.base.bundle import AttentionMaps, State, Window
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
-from sightline.export.graphs.model import Graphs
+from sightline.export.graphs.model import Graphs, similar_graph
 from sightline.export.graphs.nodes import (
     FLOAT,
     INT32,
@@ -32,7 +32,6 @@ from sightline.export.graphs.nodes import (
     whole_blocks,
     with_positions,
 )
-from sightline.export.graphs.similar_graph import similar_graph
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.config import RecurrentConfig
 from sightline.model.layers.recurrent_attention import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
@@ -49,7 +48,7 @@ def build(model: RecurrentModel, file: WeightFile) -> Graphs:
     """Build the graphs of a model; their constants are added to `file`."""
     return Graphs(
         encoder_graph(model, file),
-        decoder_graph(model, file),
+        _Step(model, file).build(),
         similar_graph(model.embedding.weight.detach().numpy(), file),
         states(model),
         attention_maps(model.config),
@@ -109,7 +108,8 @@ def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto
     lengths = graph.input("source_lengths", INT32, ("batch",))
     embedded = _scaled_embedding(graph, model.embedding.weight, ids)  # (B, S, E)
     by_time = graph.add("Transpose", embedded, perm=[1, 0, 2])  # (S, B, E)
-    outputs, last, _ = _recurrence(graph, "encoder", config, _layers(model.encoder, config), by_time, lengths)
+    suffixes = ("_l0", "_l0_reverse") if config.bidirectional else ("_l0",)
+    outputs, last, _ = _recurrence(graph, "encoder", config.cell, model.encoder, suffixes, by_time, lengths)
     by_row = graph.add("Transpose", outputs, perm=[2, 0, 1, 3])  # (B, S, directions, A / directions)
     shape = graph.constant([0, 0, config.annotation_size], np.int64)
     hidden = graph.output("hidden", FLOAT, ("batch", "source", config.annotation_size))
@@ -132,11 +132,6 @@ def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto
     return graph.build()
 
 
-def decoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:
-    """Build the decoder graph, which runs one step; see `sightline.base.bundle.Graph`."""
-    return _Step(model, weights).build()
-
-
 def _linear(graph: GraphBuilder, name: str, x: str, layer: nn.Linear) -> str:
     """Add a linear layer."""
     product = graph.add("MatMul", x, graph.weight(f"{name}.weight", layer.weight.T))
@@ -151,6 +146,8 @@ def _scaled_embedding(graph: GraphBuilder, table: Tensor, ids: str) -> str:
 
 
 class _Step:
+    """Builder of the decoder graph, which runs one step; see `sightline.base.bundle.Graph`."""
+
     def __init__(self, model: RecurrentModel, weights: WeightFile) -> None:
         self._model = model
         self._config = model.config
@@ -160,7 +157,6 @@ class _Step:
         self._source_lengths = graph.input("source_lengths", INT32, ("batch",))
         for state in states(model):
             graph.input(state.input, FLOAT, ("batch", *state.shape))
-        self._truncated: dict[str, str] = {}
 
     def build(self) -> onnx.ModelProto:
         graph, config = self._graph, self._config
@@ -190,9 +186,8 @@ class _Step:
         initial = [
             graph.add("Unsqueeze", name, first) for name in ("state", "cell")[: 2 if config.cell == "lstm" else 1]
         ]
-        layers = [_Layer(*(getattr(self._model.cell, name) for name in _Layer._fields))]
         by_time = graph.add("Unsqueeze", inputs, first)  # (1, B, I)
-        _, hidden, cell = _recurrence(graph, "decoder", config, layers, by_time, "", *initial)
+        _, hidden, cell = _recurrence(graph, "decoder", config.cell, self._model.cell, ("",), by_time, "", *initial)
         outputs = {"state_out": hidden, "cell_out": cell} if config.cell == "lstm" else {"state_out": hidden}
         for name, value in outputs.items():
             graph.add("Squeeze", value, first, output=graph.output(name, FLOAT, ("batch", config.decoder_size)))
@@ -211,9 +206,7 @@ class _Step:
 
     def _truncate(self, state: str) -> str:
         """Truncate a state (B, buffer, ...) to the longest source of the batch, (B, S, ...)."""
-        if state not in self._truncated:
-            self._truncated[state] = with_positions(self._graph, state, self._size)
-        return self._truncated[state]
+        return self._graph.once(f"truncated {state}", lambda: with_positions(self._graph, state, self._size))
 
     @functools.cached_property
     def _size(self) -> str:
@@ -290,54 +283,45 @@ class _Step:
         return graph.add("ReduceMax", pairs, graph.constant([2], np.int64), keepdims=0)
 
 
-class _Layer(NamedTuple):
-    """Weights of one direction, with the gates in the order of PyTorch."""
-
-    weight_ih: Tensor
-    weight_hh: Tensor
-    bias_ih: Tensor
-    bias_hh: Tensor
-
-
-def _layers(module: nn.RNNBase, config: RecurrentConfig) -> list[_Layer]:
-    suffixes = ("_l0", "_l0_reverse") if config.bidirectional else ("_l0",)
-    return [_Layer(*(getattr(module, name + suffix) for name in _Layer._fields)) for suffix in suffixes]
-
-
 def _recurrence(
     graph: GraphBuilder,
     name: str,
-    config: RecurrentConfig,
-    layers: list[_Layer],
+    kind: Literal["gru", "lstm"],
+    module: nn.RNNBase | nn.RNNCellBase,
+    suffixes: Sequence[str],
     inputs: str,
     lengths: str,
     *initial: str,
 ) -> tuple[str, str, str]:
     """Add a GRU or LSTM over inputs (T, B, I).
 
+    The names of the weights of `module` end with one of `suffixes` for each direction.
+
     Returns:
         Outputs (T, directions, B, H), and the last hidden and cell states (directions, B, H). A GRU
         returns its hidden state twice.
     """
-    order = GATES[config.cell]
+    order = GATES[kind]
 
     def packed(*names: str) -> Tensor:
         """Stack weights as (directions, gates of all names * H, ...)."""
-        return torch.stack([torch.cat([_ordered(getattr(layer, field), order) for field in names]) for layer in layers])
+        return torch.stack(
+            [torch.cat([_ordered(getattr(module, field + suffix), order) for field in names]) for suffix in suffixes]
+        )
 
     weights = [
         graph.weight(f"{name}.weight_ih", packed("weight_ih")),
         graph.weight(f"{name}.weight_hh", packed("weight_hh")),
         graph.weight(f"{name}.bias", packed("bias_ih", "bias_hh")),
     ]
-    outputs = [graph.unique(part) for part in ("outputs", "state", "cell")][: 3 if config.cell == "lstm" else 2]
-    attributes: dict[str, Any] = {"linear_before_reset": 1} if config.cell == "gru" else {}
+    outputs = [graph.unique(part) for part in ("outputs", "state", "cell")][: 3 if kind == "lstm" else 2]
+    attributes: dict[str, Any] = {"linear_before_reset": 1} if kind == "gru" else {}
     graph.add_multi(
-        config.cell.upper(),
+        kind.upper(),
         [inputs, *weights, lengths, *initial],
         outputs,
-        direction="bidirectional" if len(layers) == 2 else "forward",
-        hidden_size=layers[0].weight_hh.size(1),
+        direction="bidirectional" if len(suffixes) == 2 else "forward",
+        hidden_size=module.hidden_size,
         **attributes,
     )
     return outputs[0], outputs[1], outputs[-1]

@@ -156,16 +156,16 @@ def _checked(values: dict[str, Any]) -> tuple[GenerationDefaults, list[str]]:
         return GenerationDefaults(**values), notes
 
 
-def after_forced_tokens(generation: GenerationSettings, num_forced: int) -> GenerationSettings:
-    """Return the settings of a model that is forced to begin with tokens of the target language.
+def after_forced_token(generation: GenerationSettings) -> GenerationSettings:
+    """Return the settings of a model that is forced to begin with the token of a language.
 
-    Lengths of Transformers count them, and those of this project do not.
+    Lengths of Transformers count it, and those of this project do not.
     """
     defaults = generation.defaults
     least, most = defaults.min_new_tokens, defaults.max_new_tokens
     lengths = {
-        "min_new_tokens": None if least is None else max(least - num_forced, 0),
-        "max_new_tokens": None if most is None else max(most - num_forced, 1),
+        "min_new_tokens": None if least is None else max(least - 1, 0),
+        "max_new_tokens": None if most is None else max(most - 1, 1),
     }
     return replace(generation, defaults=defaults.model_copy(update=lengths))
 

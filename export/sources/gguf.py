@@ -11,7 +11,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class GgufFile:
             if key in metadata:
                 raise self._invalid(f"its header has the key {key[:40]!r} twice")
             metadata[key] = self._value(file, *self._unpack(file, "<I"))
-        listed, encodings = [], dict[int, GGMLQuantizationType | None]()
+        entries, encodings = dict[str, GgufTensor](), dict[int, GGMLQuantizationType | None]()
         for _ in range(num_tensors):
             name = self._string(file)
             (num_dimensions,) = self._unpack(file, "<I")
@@ -108,14 +108,14 @@ class GgufFile:
                 raise self._invalid(f"{name} has the encoding {kind}, which the package gguf does not decode")
             if not shape or 0 in shape or shape[-1] % GGML_QUANT_SIZES[encoding][0]:
                 raise self._invalid(f"the rows of {name} are not whole blocks of {GGML_QUANT_SIZES[encoding][0]}")
-            listed.append((name, GgufTensor(shape, encoding, offset)))
-        if len(dict(listed)) < len(listed):
-            raise self._invalid("two of its tensors have the same name")
+            if name in entries:
+                raise self._invalid("two of its tensors have the same name")
+            entries[name] = GgufTensor(shape, encoding, offset)
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1:
             raise self._invalid(f"general.alignment must be an integer of at least 1, got {str(alignment)[:40]!r}")
         start = -(-file.tell() // alignment) * alignment
-        return metadata, {name: GgufTensor(entry.shape, entry.encoding, start + entry.offset) for name, entry in listed}
+        return metadata, {name: replace(entry, offset=start + entry.offset) for name, entry in entries.items()}
 
     def _unpack(self, file: BufferedReader, layout: str) -> tuple[Any, ...]:
         return struct.unpack(layout, file.read(struct.calcsize(layout)))

@@ -174,7 +174,7 @@ class Config:
         self, key: str, default: int | None = None, *, least: int | None = None, most: int | None = None
     ) -> int:
         """Return an integer from `least` to `most`, where None is 0 and `MAX_INTEGER`."""
-        value: int = self._typed(key, default, "an integer", _is_integer)
+        value: int = self._typed(key, default, "an integer", lambda value: type(value) is int)
         lowest, highest = 0 if least is None else least, MAX_INTEGER if most is None else most
         if not lowest <= value <= highest:
             limit = f"at least {lowest}" if most is None and value < lowest else f"from {lowest} to {highest}"
@@ -250,10 +250,6 @@ class Config:
                 f"{self._file} has {len(unknown)} keys that are not known for its architecture: {first_of(unknown)}; "
                 f"they may change the outputs, so the checkpoint is not imported{way}"
             )
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
@@ -366,7 +362,10 @@ class Folder(FolderFiles):
     """A checkpoint in the layout of Hugging Face. Close it after its tensors were read."""
 
     def __init__(self, path: Path, allowed: Iterable[Path] = ()) -> None:
-        """Use `open_folder` instead."""
+        """Open a folder; links may lead into the folders `allowed`, such as the cache of a hub."""
+        if not path.is_dir():
+            problem = "is not a folder" if path.exists() else "does not exist"
+            raise ImportFailedError(f"{path} {problem}; name the folder with {CONFIG}")
         super().__init__(path, allowed)
         self.is_pickle = False  # True if weights were read from a pickle
         self.module = self._transformer_module()
@@ -520,18 +519,6 @@ def _no_weights(folder: Path) -> str:
         if weights:
             return f"{folder} has no {SAFETENSORS}; {weights[0].name} ({kind}) is not read; {hint}"
     return f"{folder} has no weights: it needs {SAFETENSORS}, {SAFETENSORS_INDEX} or {PICKLE}"
-
-
-def open_folder(path: Path, allowed: Iterable[Path] = ()) -> Folder:
-    """Open a checkpoint in the layout of Hugging Face, or raise `ImportFailedError`.
-
-    Symbolic links may lead into the folders `allowed`, such as the cache of a hub.
-    """
-    if not path.exists():
-        raise ImportFailedError(f"{path} does not exist")
-    if not path.is_dir():
-        raise ImportFailedError(f"{path} is not a folder; name the folder with {CONFIG}")
-    return Folder(path, allowed)
 
 
 def detect_kind(path: Path) -> Kind:

@@ -5,7 +5,6 @@ with the roles query and document. The first repositories of Qwen3-Reranker have
 folders of a language model, and their README has the text.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -54,7 +53,13 @@ def read_reranker(
     """
     special = special_ids(tokenizer)
     if sentences is not None and sentences.is_cross_encoder:
-        template = _template(folder, sentences.instruction, special) if sentences.has_template else None
+        try:
+            template = read_pair_template(folder, sentences.instruction, special) if sentences.has_template else None
+        except ChatTemplateError as error:
+            raise ImportFailedError(
+                f"{folder.path} is a reranker whose chat template must have messages of the roles query and document: "
+                f"{error}"
+            ) from None
         return Reranker(sentences.answers, template, sentences.max_tokens)
     is_generator = any(name.endswith("ForCausalLM") for name in folder.architectures)
     if sentences is not None or task != "rerank" or not is_generator:
@@ -74,13 +79,3 @@ def read_reranker(
             "the tokenizer needs the tokens 'yes' and 'no', which are the answers of Qwen3-Reranker"
         )
     return Reranker((yes, no), PUBLISHED, read_tokenizer_limit(folder.json), NOTE)
-
-
-def _template(folder: Folder, instruction: str, special: Collection[str]) -> PairTemplate:
-    try:
-        return read_pair_template(folder, instruction, special)
-    except ChatTemplateError as error:
-        raise ImportFailedError(
-            f"{folder.path} is a reranker whose chat template must have messages of the roles query and document: "
-            f"{error}"
-        ) from None

@@ -110,14 +110,11 @@ def _read_header(file: FileIO, name: str) -> dict[str, SafetensorsTensor]:
         if not isinstance(header, dict):
             raise ValueError("the header is not a JSON object")
         header.pop("__metadata__", None)
-        entries = {tensor: _read_entry(tensor, fields) for tensor, fields in header.items()}
+        entries = {tensor: _read_entry(tensor, fields, 8 + length) for tensor, fields in header.items()}
     except (ValueError, RecursionError) as error:
         raise ImportFailedError(f"{name} is not a valid safetensors file: {error}") from None
-    _check_extents(entries, size - 8 - length, name)
-    return {
-        tensor: SafetensorsTensor(entry.dtype, entry.shape, 8 + length + entry.offset)
-        for tensor, entry in entries.items()
-    }
+    _check_extents(entries, 8 + length, size, name)
+    return entries
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -133,8 +130,8 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _read_entry(tensor: str, fields: Any) -> SafetensorsTensor:
-    """Return an entry whose offset counts from the end of the header."""
+def _read_entry(tensor: str, fields: Any, start: int) -> SafetensorsTensor:
+    """Return an entry of the header; the data of the tensors begin at `start`."""
     if not isinstance(fields, Mapping):
         raise ValueError(f"the entry of {tensor!r} is not an object")
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
@@ -147,25 +144,21 @@ def _read_entry(tensor: str, fields: Any) -> SafetensorsTensor:
     expected = math.prod(shape) * ITEM_BITS[dtype] // 8
     if offsets[1] - offsets[0] != expected:
         raise ValueError(f"{tensor!r} needs {expected:,} bytes, but its data_offsets span {offsets[1] - offsets[0]:,}")
-    return SafetensorsTensor(dtype, tuple(shape), offsets[0])
+    return SafetensorsTensor(dtype, tuple(shape), start + offsets[0])
 
 
-def _check_extents(entries: Mapping[str, SafetensorsTensor], available: int, name: str) -> None:
-    """Check that the tensors follow each other without gaps and end with the file."""
-    end = 0
+def _check_extents(entries: Mapping[str, SafetensorsTensor], start: int, size: int, name: str) -> None:
+    """Check that the tensors follow each other from `start` without gaps and end with the file."""
+    end = start
     for tensor, entry in sorted(entries.items(), key=lambda item: (item[1].offset, _num_bytes(item[1]))):
         if entry.offset != end:
             kind = "overlaps the tensor before it" if entry.offset < end else "follows a gap"
             raise ImportFailedError(f"{name} is not a valid safetensors file: the data of {tensor!r} {kind}")
         end += _num_bytes(entry)
-    if end > available:
-        raise ImportFailedError(
-            f"{name} is truncated: its tensors need {end:,} bytes, but it has {available:,}; download it again"
-        )
-    if end < available:
-        raise ImportFailedError(
-            f"{name} is not a valid safetensors file: {available - end:,} bytes follow its last tensor"
-        )
+    if end > size:
+        raise ImportFailedError(f"{name} is truncated: it has {size:,} bytes and needs {end:,}; download it again")
+    if end < size:
+        raise ImportFailedError(f"{name} is not a valid safetensors file: {size - end:,} bytes follow its last tensor")
 
 
 def _num_bytes(entry: SafetensorsTensor) -> int:

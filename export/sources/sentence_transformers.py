@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sightline.base.bundle import SentenceEmbedding
+from sightline.base.bundle import Dense, SentenceEmbedding
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config
 
@@ -26,14 +26,9 @@ _POOLING_KEYS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 # The name of the file depends on the class of the model that saved it.
-_TRANSFORMER_FILES = (
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
+_TRANSFORMER_FILES = tuple(
+    f"sentence_{model}_config.json"
+    for model in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _ACTIVATIONS: Mapping[str, Literal["identity", "tanh"]] = {
     "torch.nn.modules.activation.Tanh": "tanh",
@@ -43,23 +38,12 @@ _UNLIMITED = 10**9  # tokenizers without a limit have a larger model_max_length
 
 
 @dataclass(frozen=True)
-class DenseModule:
-    """A linear layer after pooling, whose weights are in a folder of their own."""
-
-    folder: str  # with a slash at its end
-    inputs: int
-    outputs: int
-    has_bias: bool
-    activation: Literal["identity", "tanh"]
-
-
-@dataclass(frozen=True)
 class SentenceOptions:
     """Options of a sentence-transformers folder."""
 
     embedding: SentenceEmbedding  # without its layers
     max_tokens: int | None  # longest text with special tokens; None: the limit of the model
-    dense: tuple[DenseModule, ...] = ()
+    dense: tuple[tuple[str, Dense], ...] = ()  # layers after pooling, with the folders of their weights
     is_cross_encoder: bool = False  # the model scores pairs of texts, and computes no embeddings
     # Token ids of yes and no of a reranker that generates text. None in place of the second: the
     # score is the logit of the first.
@@ -89,7 +73,8 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
             "LogitScore, and those of a SparseEncoder: Transformer or MLMTransformer, and SpladePooling"
         )
     folder = steps[0][1]
-    dense = tuple(_dense(read_json, path) for kind, path in steps if kind == "Dense")
+    folders = [path for kind, path in steps if kind == "Dense"]
+    dense = tuple((path, _dense(read_json, path, number)) for number, path in enumerate(folders))
     prompts, default = _prompts(read_json)
     # Normalization removes the length of a vector, unless a layer comes before it.
     is_scaled = normalize and not dense
@@ -101,13 +86,7 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
         default_prompt=default,
         matryoshka=_matryoshka(read_json(f"{folder}config.json")),
     )
-    max_tokens, has_template = _max_tokens(read_json, folder)
-    if has_template:
-        raise ImportFailedError(
-            f"{folder}sentence_bert_config.json: modality_config has 'message', so that sentence-transformers puts "
-            "each text into the chat template; this is not supported for embeddings"
-        )
-    return SentenceOptions(embedding, max_tokens, dense)
+    return SentenceOptions(embedding, _max_tokens(read_json, folder)[0], dense)
 
 
 def _matryoshka(config: Any) -> tuple[int, ...] | None:
@@ -165,14 +144,8 @@ def _sparse_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> Se
             f"{folder}{_TRANSFORMER_FILES[0]}: transformer_task must be fill-mask before the module SpladePooling"
         )
     prompts, default = _prompts(read_json)
-    max_tokens, has_template = _max_tokens(read_json, folder, "fill-mask")
-    if has_template:
-        raise ImportFailedError(
-            f"{folder}{_TRANSFORMER_FILES[0]}: modality_config has 'message', so that sentence-transformers puts each "
-            "text into the chat template; this is not supported for sparse vectors"
-        )
     embedding = SentenceEmbedding(pooling="mean", normalize=False, prompts=prompts, default_prompt=default)
-    return SentenceOptions(embedding, max_tokens, is_sparse=True)
+    return SentenceOptions(embedding, _max_tokens(read_json, folder, "fill-mask")[0], is_sparse=True)
 
 
 def _modules(modules: Any) -> list[tuple[str, str]]:
@@ -193,8 +166,8 @@ def _modules(modules: Any) -> list[tuple[str, str]]:
     return [(kind.rpartition(".")[2], f"{path}/" if path else "") for kind, path in named]
 
 
-def _dense(read_json: ReadJson, folder: str) -> DenseModule:
-    """Return the options of a module Dense."""
+def _dense(read_json: ReadJson, folder: str, number: int) -> Dense:
+    """Return the options of a module Dense, which is the layer `number` of the bundle."""
     file, config = f"{folder}config.json", _module_config(read_json, folder)
     activation = config.text("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in _ACTIVATIONS:
@@ -203,15 +176,15 @@ def _dense(read_json: ReadJson, folder: str) -> DenseModule:
         )
     for key in ("module_input_name", "module_output_name"):
         config.neutral(key, "sentence_embedding", None)
-    module = DenseModule(
-        folder,
-        config.integer("in_features"),
-        config.integer("out_features"),
-        config.boolean("bias", True),
-        _ACTIVATIONS[activation],
+    layer = Dense(
+        file=f"dense.{number}.bin",
+        inputs=config.integer("in_features"),
+        outputs=config.integer("out_features"),
+        has_bias=config.boolean("bias", True),
+        activation=_ACTIVATIONS[activation],
     )
     config.check_all_read()
-    return module
+    return layer
 
 
 def _pooling(read_json: ReadJson, folder: str, is_scaled: bool, has_prompts: bool) -> Pooling:
@@ -278,6 +251,11 @@ def _max_tokens(
         config.neutral("transformer_task", task)
         config.neutral("module_output_name", output)
         has_template = _has_template(config)
+        if has_template and output == "token_embeddings":
+            raise ImportFailedError(
+                f"{folder}{name}: modality_config has 'message', so that sentence-transformers puts each text into the "
+                "chat template; this is supported only for pairs of texts"
+            )
         limit = config.get("max_seq_length", None)
         config.check_all_read()
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):

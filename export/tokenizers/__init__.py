@@ -22,6 +22,10 @@ from sightline.export.tokenizers.vocabulary import convert_byte_level, convert_w
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 END = "</s>"
+# Templates of a text and of a pair of texts, by the special tokens around them.
+ENDED = f"$A {END}", f"$A $B {END}"
+BERT = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+ROBERTA = f"<s> $A {END}", f"<s> $A {END} {END} $B {END}"
 # Model types whose inputs start with a token of the language. `Languages` in the manifest has these
 # tokens, so that the tokenizer must not add them.
 MULTILINGUAL = ("m2m_100", "mbart")
@@ -100,7 +104,7 @@ def _read_or_convert(reader: "_TokenizerFiles") -> ConvertedTokenizers:
     if data is not None:
         tokenizer = _parse(data)
         if reader.model_type in MULTILINGUAL:
-            _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
+            _with_template(tokenizer, *ENDED)
     elif reader.model_type in CONVERSIONS:
         tokenizer = CONVERSIONS[reader.model_type](reader)
     else:
@@ -127,8 +131,7 @@ def firefox_tokenizer(data: bytes, file: str) -> Tokenizer:
         raise ImportFailedError(f"{file} has no piece {END!r}, which ends a text")
     with _library_errors(file):
         tokenizer = convert_sentencepiece(model, special=[END], prefix=[normalizers.Replace(Regex(INVISIBLE), "")])
-        _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
-        _try(tokenizer)
+        _try(_with_template(tokenizer, *ENDED))
     return tokenizer
 
 
@@ -176,17 +179,13 @@ class _TokenizerFiles:
 
     def flag(self, key: str, default: bool) -> bool:
         """Return an option of tokenizer_config.json."""
-        value = self.config.get(key)
-        if value is None:
-            return default
+        value = default if self.config.get(key) is None else self.config[key]
         if not isinstance(value, bool):
             raise ImportFailedError(f"{TOKENIZER_CONFIG}: {key} must be true or false")
         return value
 
     def number(self, key: str, default: int) -> int:
-        value = self.config.get(key)
-        if value is None:
-            return default
+        value = default if self.config.get(key) is None else self.config[key]
         if not isinstance(value, int) or not 0 <= value <= 1000:
             raise ImportFailedError(f"{TOKENIZER_CONFIG}: {key} must be an integer from 0 to 1000")
         return value
@@ -296,7 +295,7 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     return {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
-def _set_template(tokenizer: Tokenizer, single: str, pair: str) -> None:
+def _with_template(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
     """Set a template of special tokens, such as "[CLS] $A [SEP]"."""
     ids: list[tuple[str, int]] = []
     for name in sorted({name.split(":")[0] for name in f"{single} {pair}".split() if not name.startswith("$")}):
@@ -305,6 +304,7 @@ def _set_template(tokenizer: Tokenizer, single: str, pair: str) -> None:
             raise ImportFailedError(f"the vocabulary has no token {name!r}, which the tokenizer needs")
         ids.append((name, id_))
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+    return tokenizer
 
 
 def _add_tokens(tokenizer: Tokenizer, reader: _TokenizerFiles) -> None:
@@ -353,15 +353,11 @@ def _described_tokens(reader: _TokenizerFiles) -> list[tuple[int, AddedToken]]:
 
 
 def _convert_bert(reader: _TokenizerFiles) -> Tokenizer:
-    tokenizer = _word_pieces(reader, ["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
-    _set_template(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
-    return tokenizer
+    return _with_template(_word_pieces(reader, ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]), *BERT)
 
 
 def _convert_mpnet(reader: _TokenizerFiles) -> Tokenizer:
-    tokenizer = _word_pieces(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"])
-    _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
-    return tokenizer
+    return _with_template(_word_pieces(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"]), *ROBERTA)
 
 
 def _word_pieces(reader: _TokenizerFiles, special: Sequence[str]) -> Tokenizer:
@@ -386,9 +382,7 @@ def _byte_level(reader: _TokenizerFiles, special: Sequence[str]) -> Tokenizer:
 
 
 def _convert_roberta(reader: _TokenizerFiles) -> Tokenizer:
-    tokenizer = _byte_level(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"])
-    _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
-    return tokenizer
+    return _with_template(_byte_level(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"]), *ROBERTA)
 
 
 def _convert_gpt2(reader: _TokenizerFiles) -> Tokenizer:
@@ -397,19 +391,14 @@ def _convert_gpt2(reader: _TokenizerFiles) -> Tokenizer:
     begin, end, unknown = (reader.special_token(key, text_end) for key in ("bos_token", "eos_token", "unk_token"))
     names = [begin, end, unknown, reader.special_token("pad_token")]
     tokenizer = _byte_level(reader, [name for name in names if name is not None])
-    _add_bounds(
-        tokenizer,
-        begin if reader.flag("add_bos_token", False) else None,
-        end if reader.flag("add_eos_token", False) else None,
-    )
-    return tokenizer
+    is_begun, is_ended = reader.flag("add_bos_token", False), reader.flag("add_eos_token", False)
+    return _with_bounds(tokenizer, begin if is_begun else None, end if is_ended else None)
 
 
-def _add_bounds(tokenizer: Tokenizer, begin: str | None, end: str | None) -> None:
+def _with_bounds(tokenizer: Tokenizer, begin: str | None, end: str | None) -> Tokenizer:
     """Let each text, and each of a pair, start and end with these special tokens."""
     text = " ".join(filter(None, (begin, "$A", end)))
-    if text != "$A":
-        _set_template(tokenizer, text, f"{text} {text.replace('$A', '$B')}")
+    return tokenizer if text == "$A" else _with_template(tokenizer, text, f"{text} {text.replace('$A', '$B')}")
 
 
 def _convert_qwen(reader: _TokenizerFiles) -> Tokenizer:
@@ -423,8 +412,7 @@ def _convert_t5(reader: _TokenizerFiles) -> Tokenizer:
     count = reader.number("extra_ids", 100 if reader.model_type == "t5" else 0)
     extra = [f"<extra_id_{index}>" for index in reversed(range(count))]
     tokenizer = convert_sentencepiece(model, _extended(model.ids, extra), special=["<pad>", END, *extra])
-    _set_template(tokenizer, f"$A {END}", f"$A {END} $B {END}")
-    return tokenizer
+    return _with_template(tokenizer, f"$A {END}", f"$A {END} $B {END}")
 
 
 def _convert_albert(reader: _TokenizerFiles) -> Tokenizer:
@@ -436,8 +424,7 @@ def _convert_albert(reader: _TokenizerFiles) -> Tokenizer:
         prefix.append(normalizers.Lowercase())
     special = ["[CLS]", "[SEP]", "<pad>", "[MASK]"]
     tokenizer = convert_sentencepiece(model, special=special, prefix=prefix)
-    _set_template(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
-    return tokenizer
+    return _with_template(tokenizer, *BERT)
 
 
 def _convert_deberta(reader: _TokenizerFiles) -> Tokenizer:
@@ -456,8 +443,7 @@ def _convert_deberta(reader: _TokenizerFiles) -> Tokenizer:
     prefix = [normalizers.Lowercase()] if reader.flag("do_lower_case", False) else []
     special = ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = convert_sentencepiece(model, _extended(model.ids, ["[MASK]"]), special=special, prefix=prefix)
-    _set_template(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
-    return tokenizer
+    return _with_template(tokenizer, *BERT)
 
 
 def _convert_pegasus(reader: _TokenizerFiles) -> Tokenizer:
@@ -470,23 +456,20 @@ def _convert_pegasus(reader: _TokenizerFiles) -> Tokenizer:
     if any(ids[text] != model.ids[text] + offset for text in (model.unknown, *normal)):
         raise ImportFailedError(f"spiece.model: the ids from <unk> on must be {offset} less than those of Pegasus")
     tokenizer = convert_sentencepiece(model, ids, special=first)
-    _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
-    return tokenizer
+    return _with_template(tokenizer, *ENDED)
 
 
 def _convert_llama(reader: _TokenizerFiles) -> Tokenizer:
     tokenizer = convert_sentencepiece(reader.sentencepiece("tokenizer.model"))
     begin = "<s>" if reader.flag("add_bos_token", True) else None
     end = END if reader.flag("add_eos_token", False) else None
-    _add_bounds(tokenizer, begin, end)
-    return tokenizer
+    return _with_bounds(tokenizer, begin, end)
 
 
 def _convert_xlm_roberta(reader: _TokenizerFiles) -> Tokenizer:
     model = reader.sentencepiece("sentencepiece.bpe.model")
     tokenizer = convert_sentencepiece(model, _fairseq_ids(model, []), special=["<pad>", "<mask>"])
-    _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
-    return tokenizer
+    return _with_template(tokenizer, *ROBERTA)
 
 
 def _convert_mbart(reader: _TokenizerFiles) -> Tokenizer:
@@ -512,16 +495,13 @@ def _convert_m2m(reader: _TokenizerFiles) -> Tokenizer:
     languages = [f"__{code}__" for code in M2M100[name]]
     ids = _extended(reader.vocabulary("vocab.json"), languages)
     tokenizer = convert_sentencepiece(model, ids, special=["<s>", "<pad>", END, *languages])
-    _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
-    return tokenizer
+    return _with_template(tokenizer, *ENDED)
 
 
 def _fairseq(reader: _TokenizerFiles, languages: Sequence[str]) -> Tokenizer:
     model = reader.sentencepiece("sentencepiece.bpe.model")
     special = ["<pad>", *languages, "<mask>"]
-    tokenizer = convert_sentencepiece(model, _fairseq_ids(model, languages), special=special)
-    _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
-    return tokenizer
+    return _with_template(convert_sentencepiece(model, _fairseq_ids(model, languages), special=special), *ENDED)
 
 
 def _fairseq_ids(model: SentencePieceModel, languages: Sequence[str]) -> dict[str, int]:
@@ -550,8 +530,7 @@ def _convert_marian(reader: _TokenizerFiles) -> ConvertedTokenizers:
     for model, ids, own_codes in ((source, source_ids, codes), (target, target_ids, [])):
         special = [END, *(["<pad>"] if "<pad>" in ids else [])]
         tokenizer = convert_sentencepiece(model, ids, special=special, codes=own_codes)
-        _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
-        tokenizers.append(tokenizer)
+        tokenizers.append(_with_template(tokenizer, *ENDED))
     languages = language_ids({code: source_ids[code] for code in codes})
     return ConvertedTokenizers(tokenizers[0], tokenizers[1], languages)
 

@@ -12,13 +12,15 @@ The file is a protocol buffer, `ModelProto` in `sentencepiece_model.proto` (Kudo
 """
 
 import math
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
+from google.protobuf.message import DecodeError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from sightline.base.external_data import message_class
 from sightline.base.text.tokenizer_parts import OUTER_SPACES
 from sightline.export.import_errors import ImportFailedError
 
@@ -78,99 +80,62 @@ class SentencePieceModel:
 # Reading
 
 
+# Fields of `ModelProto`, see `message_class`. Those with a default of 1 are declared as repeated.
+_MODEL = message_class(
+    {
+        "Model": {"pieces": (1, "Piece"), "trainers": (2, "Trainer"), "normalizers": (3, "Normalizer")},
+        "Piece": {"text": (1, "string"), "score": (2, "float"), "kinds": (3, "int64s")},
+        "Trainer": {"kinds": (3, "int64s"), "has_suffix": (24, "int32"), "byte_fallback": (35, "int32")},
+        "Normalizer": {
+            "charsmap": (2, "bytes"),
+            "add_dummy_prefix": (3, "int64s"),
+            "remove_extra_whitespaces": (4, "int64s"),
+            "escape_whitespaces": (5, "int64s"),
+        },
+    }
+)
+
+
 def read_sentencepiece(data: bytes, file: str) -> SentencePieceModel:
     """Parse a `.spm` or `.model` file; `file` is its name in errors."""
     try:
-        return parse_sentencepiece(data)
-    except (struct.error, ValueError) as error:
-        raise ImportFailedError(f"{file} is not a SentencePiece model that can be converted: {error}") from None
+        return _parse(_MODEL.FromString(data))
+    except DecodeError:
+        reason = "it is truncated, or not one"
+    except ValueError as error:
+        reason = str(error)
+    raise ImportFailedError(f"{file} is not a SentencePiece model that can be converted: {reason}")
 
 
-def parse_sentencepiece(data: bytes) -> SentencePieceModel:
-    """Parse a `ModelProto`; malformed data and options without support raise `ValueError`."""
-    pieces: list[Piece] = []
-    trainer: dict[int, int | bytes] = {}
-    normalizer: dict[int, int | bytes] = {}
-    for number, value in _fields(data):
-        if not isinstance(value, bytes):
-            continue
-        if number == 1:
-            fields = dict(_fields(value))
-            (score,) = struct.unpack("<f", _bytes(fields.get(2, bytes(4))))
-            pieces.append(Piece(_bytes(fields.get(1, b"")).decode(), score, PieceKind(_integer(fields.get(3, 1)))))
-        elif number == 2:
-            trainer = dict(_fields(value))
-        elif number == 3:
-            normalizer = dict(_fields(value))
+def _parse(message: Any) -> SentencePieceModel:
+    """Convert a `ModelProto`; options without support raise `ValueError`."""
+    pieces = tuple(Piece(one.text, one.score, PieceKind(_last(one.kinds))) for one in message.pieces)
+    trainer = [_MODEL().trainers.add(), *message.trainers][-1]
+    normalizer = [_MODEL().normalizers.add(), *message.normalizers][-1]
     if sum(piece.kind == PieceKind.UNKNOWN for piece in pieces) != 1:
         raise ValueError("it must have exactly one piece for unknown characters")
     if len({piece.text for piece in pieces}) < len(pieces):
         raise ValueError("a piece occurs twice")
-    kind = _integer(trainer.get(3, 1))
+    kind = _last(trainer.kinds)
     if kind not in (1, 2):
         raise ValueError(f"its model type {kind} is not supported; supported are 1 (Unigram) and 2 (BPE)")
-    if trainer.get(24, 0):
+    if trainer.has_suffix:
         raise ValueError("treat_whitespace_as_suffix is not supported")
-    if not normalizer.get(5, 1):
+    if not _last(normalizer.escape_whitespaces):
         raise ValueError("escape_whitespaces must be true")
     return SentencePieceModel(
-        tuple(pieces),
+        pieces,
         is_bpe=kind == 2,
-        byte_fallback=bool(trainer.get(35, 0)),
-        charsmap=_bytes(normalizer.get(2, b"")),
-        add_dummy_prefix=bool(normalizer.get(3, 1)),
-        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
+        byte_fallback=bool(trainer.byte_fallback),
+        charsmap=normalizer.charsmap,
+        add_dummy_prefix=bool(_last(normalizer.add_dummy_prefix)),
+        remove_extra_whitespaces=bool(_last(normalizer.remove_extra_whitespaces)),
     )
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (field number, value) of a protocol buffer message.
-
-    Numbers of fixed size are returned as bytes. Deprecated groups raise `ValueError`.
-    """
-    position = 0
-    while position < len(data):
-        key, position = _varint(data, position)
-        number, wire_type = key >> 3, key & 7
-        if wire_type == 0:
-            integer, position = _varint(data, position)
-            yield number, integer
-            continue
-        if wire_type == 2:
-            size, position = _varint(data, position)
-        elif wire_type in (1, 5):
-            size = 8 if wire_type == 1 else 4
-        else:
-            raise ValueError(f"wire type {wire_type} at byte {position} is not supported")
-        if size > len(data) - position:
-            raise ValueError(f"it is truncated: field {number} needs {size} bytes, {len(data) - position} are left")
-        yield number, data[position : position + size]
-        position += size
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return an integer of 7 bits per byte, least significant first, and the position after it."""
-    value = 0
-    for index in range(10):
-        if position + index >= len(data):
-            raise ValueError("it is truncated within a number")
-        byte = data[position + index]
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return value, position + index + 1
-    raise ValueError(f"the number at byte {position} has more than 10 bytes")
-
-
-def _bytes(value: int | bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise ValueError("a field has a number instead of bytes")
-    return value
-
-
-def _integer(value: int | bytes) -> int:
-    if not isinstance(value, int):
-        raise ValueError("a field has bytes instead of a number")
-    return value
+def _last(values: Sequence[int]) -> int:
+    """Return the last value of a field whose default is 1."""
+    return values[-1] if values else 1
 
 
 # Conversion

@@ -25,7 +25,7 @@ from sightline.export.check.verify import ComparedTexts, GraphRunner, difference
 from sightline.export.families.description import Attention, Description, Stack
 from sightline.export.families.table import describe, find_family
 from sightline.export.families.weights import Weights
-from sightline.export.sources.opened_checkpoint import open_folder
+from sightline.export.sources.opened_checkpoint import Folder
 from tests.export.graph_bundles import write_bundle
 
 Array = NDArray[Any]
@@ -265,7 +265,7 @@ def check_model(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_random(folder, architecture, options, seed, scale)
-        with open_folder(folder) as opened:
+        with Folder(folder) as opened:
             family = find_family(opened.config)
             model, weights = describe(family, opened.config, opened.tensors, input_names=())
             known: dict[ComparedTexts, tuple[dict[str, Array], dict[str, float]]] = {}

@@ -7,7 +7,7 @@ dependency of ONNX Runtime.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
     "string": (_Field.TYPE_STRING, _Field.LABEL_OPTIONAL),
+    "bytes": (_Field.TYPE_BYTES, _Field.LABEL_OPTIONAL),
+    "float": (_Field.TYPE_FLOAT, _Field.LABEL_OPTIONAL),
     "int32": (_Field.TYPE_INT32, _Field.LABEL_OPTIONAL),
     "int64s": (_Field.TYPE_INT64, _Field.LABEL_REPEATED),
 }
@@ -89,29 +91,21 @@ def _is_finite(data: NDArray[np.uint8], tensor: ExternalTensor) -> bool:
     return all(np.isfinite(numbers[start : start + _CHUNK]).all() for start in range(0, tensor.size, _CHUNK))
 
 
-def _message_class() -> Any:
-    """Return the protobuf class for `Model`."""
-    file = descriptor_pb2.FileDescriptorProto(name="external_data.proto", package="external_data", syntax="proto3")
-    for name, fields in _SCHEMA.items():
+def message_class(schema: Mapping[str, Mapping[str, tuple[int, str]]]) -> Any:
+    """Return the protobuf class for the first message of a schema, see `_SCHEMA`."""
+    file = descriptor_pb2.FileDescriptorProto(name="schema.proto", package="schema", syntax="proto3")
+    for name, fields in schema.items():
         message = file.message_type.add(name=name)
         for field, (number, kind) in fields.items():
-            if kind in _SCALARS:
-                scalar, label = _SCALARS[kind]
-                message.field.add(name=field, number=number, type=scalar, label=label)
-            else:
-                message.field.add(
-                    name=field,
-                    number=number,
-                    type=_Field.TYPE_MESSAGE,
-                    type_name=f".external_data.{kind}",
-                    label=_Field.LABEL_REPEATED,
-                )
+            declared, label = _SCALARS.get(kind, (_Field.TYPE_MESSAGE, _Field.LABEL_REPEATED))
+            type_name = None if kind in _SCALARS else f".schema.{kind}"
+            message.field.add(name=field, number=number, type=declared, type_name=type_name, label=label)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("external_data.Model"))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"schema.{next(iter(schema))}"))
 
 
-_MODEL = _message_class()
+_MODEL = message_class(_SCHEMA)
 
 
 def _tensors(message: Any) -> Iterator[Any]:

@@ -1,24 +1,23 @@
 """Graphs of encoder-decoders, loaded for comparison."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
-from sightline.base.bundle import Graph, Manifest, Tokens
+from sightline.base.bundle import Manifest, Tokens
 from sightline.export.check.sessions import Sessions, States, encode, initial_states, open_sessions, run_step
 from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family
 from sightline.export.families.weights import Weights
 from sightline.export.graphs.builder import WeightFile
-from sightline.export.graphs.decoder import decoder_graph, states
-from sightline.export.graphs.encoder_graph import encoder_graph
+from sightline.export.graphs.model import build_graphs
 from sightline.export.sources.generation_settings import GenerationSettings, read_generation
-from sightline.export.sources.opened_checkpoint import Config, open_folder
+from sightline.export.sources.opened_checkpoint import Config, Folder
+from sightline.export.writing import WEIGHTS, write_graphs
 
 Array = NDArray[np.floating]
 
@@ -45,7 +44,7 @@ class Run:
 
 def import_folder(folder: Path, pad_id: int = 0, max_tokens: int | None = None) -> Imported:
     """Build the graphs of a checkpoint that Transformers saved, beside its files."""
-    with open_folder(folder) as opened:
+    with Folder(folder) as opened:
         config = opened.config
         model, weights = describe(find_family(config), config, opened.tensors, max_tokens=max_tokens)
         settings = opened.json("generation_config.json")
@@ -58,21 +57,14 @@ def import_folder(folder: Path, pad_id: int = 0, max_tokens: int | None = None) 
 
 def load(model: Description, weights: Weights, folder: Path, pad_id: int = 0) -> Sessions:
     """Build and load the graphs of an encoder-decoder."""
-    with WeightFile(folder / "weights.bin") as file:
-        graphs = {"encoder": encoder_graph(model, weights, file), "decoder": decoder_graph(model, weights, file)}
-    described: dict[str, Any] = {}
-    for name, proto in graphs.items():
-        onnx.save_model(proto, folder / f"{name}.onnx")
-        inputs = tuple(value.name for value in proto.graph.input)
-        described[name] = Graph(
-            file=f"{name}.onnx", inputs=inputs, outputs=tuple(value.name for value in proto.graph.output)
-        )
+    with WeightFile(folder / WEIGHTS) as file:
+        graphs = replace(build_graphs(model, weights, file), similar=None)
+    entries: dict[str, Any] = {"similar": None, **write_graphs(folder, graphs)}
     manifest = Manifest.model_construct(
         tokens=Tokens(pad_id=pad_id, start_ids=(0,), end_ids=(0,)),
         decoder_start="start_token",
-        states=states(model),
-        similar=None,
-        **described,
+        states=graphs.states,
+        **entries,
     )
     return open_sessions(folder, manifest)
 

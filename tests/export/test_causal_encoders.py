@@ -28,7 +28,7 @@ from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint, verify_bundle
 from sightline.export.sources.chat_template import read_pair_template
-from sightline.export.sources.opened_checkpoint import open_folder
+from sightline.export.sources.opened_checkpoint import Folder
 from sightline.export.sources.reranker import PUBLISHED
 from sightline.service.api_errors import ApiError
 from sightline.service.inference.call import TextPair, tokenize_within_limits
@@ -325,7 +325,7 @@ LANGUAGE_MODEL = {"transformer_task": "text-generation", "module_output_name": "
                 "sentence_bert_config.json": {"modality_config": {"message": MESSAGES}},
             },
             None,
-            "puts each text into the chat template; this is not supported for embeddings",
+            "puts each text into the chat template; this is supported only for pairs of texts",
         ),
         (
             lambda: T5ForConditionalGeneration(T5Config(vocab_size=270, d_model=12, d_kv=4, d_ff=9, num_layers=1)),
@@ -402,14 +402,14 @@ ROLES = "{% for one in messages %}<|im_start|>{{ one.role }}:{{ one.content }}<|
 )
 def test_templates_of_pairs_that_are_refused(template: str, message: str, tmp_path: Path) -> None:
     write(tmp_path, qwen3(), files={"chat_template.jinja": template})
-    with open_folder(tmp_path) as folder, pytest.raises(ChatTemplateError, match=message):
+    with Folder(tmp_path) as folder, pytest.raises(ChatTemplateError, match=message):
         read_pair_template(folder, "", ["<|im_start|>", "<|im_end|>"])
 
 
 def test_a_template_without_an_instruction(tmp_path: Path) -> None:
     template = "{% for one in messages if one.role != 'system' %}<|im_start|>{{ one.content }}<|im_end|>{% endfor %}"
     write(tmp_path, qwen3(), files={"chat_template.jinja": template})
-    with open_folder(tmp_path) as folder:
+    with Folder(tmp_path) as folder:
         found = read_pair_template(folder, "", ["<|im_start|>", "<|im_end|>"])
         assert found == PairTemplate(text="<|im_start|>{query}<|im_end|><|im_start|>{document}<|im_end|>")
         with pytest.raises(ChatTemplateError, match="omits or repeats the message of the role 'system'"):

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources import pickle_reader
-from sightline.export.sources.opened_checkpoint import Config, Folder, Tensors, open_folder
+from sightline.export.sources.opened_checkpoint import Config, Folder, Tensors
 
 TENSORS = {
     "float32": torch.randn(3, 5),
@@ -58,7 +58,7 @@ def check_values(opened: Folder) -> None:
 
 
 def test_each_floating_type_is_read_as_float32(folder: Path) -> None:
-    with open_folder(folder) as opened:
+    with Folder(folder) as opened:
         assert opened.architectures == ("BertModel",) and opened.model_type == "bert" and not opened.is_pickle
         assert opened.tensors.names == TENSORS.keys() and "scalar" in opened.tensors and "no" not in opened.tensors
         check_values(opened)
@@ -67,7 +67,7 @@ def test_each_floating_type_is_read_as_float32(folder: Path) -> None:
 
 def test_large_tensors_are_converted_in_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sightline.export.sources.safetensors_file.BLOCK", 4)
-    with open_folder(folder) as opened:
+    with Folder(folder) as opened:
         check_values(opened)
 
 
@@ -78,17 +78,17 @@ def test_shards_are_one_view(folder: Path) -> None:
         save_file({name: TENSORS[name] for name in names if weight_map[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (folder / "model.safetensors").unlink()
-    with open_folder(folder) as opened:
+    with Folder(folder) as opened:
         check_values(opened)
         assert opened.files.keys() == {"config.json", "model.safetensors.index.json", *weight_map.values()}
     shard = folder / "model-00002-of-00002.safetensors"
     save_file({"other": torch.ones(1)}, shard)
     with pytest.raises(ImportFailedError, match=r"model-00002.*do not list the same tensors: .*other"):
-        open_folder(folder)
+        Folder(folder)
     save_file({name: TENSORS[name] for name in names if weight_map[name] == shard.name}, shard)
     shard.rename(folder / "away")
     with pytest.raises(ImportFailedError, match=r"model-00002-of-00002.safetensors is missing, but the index"):
-        open_folder(folder)
+        Folder(folder)
 
 
 @pytest.mark.parametrize("name", ["../away.safetensors", "/etc/passwd", "..", "", "sub/file", "a\\b", 7])
@@ -96,7 +96,7 @@ def test_an_index_names_only_files_of_its_folder(name: Any, folder: Path) -> Non
     (folder / "model.safetensors").rename(folder.parent / "away.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"scalar": name}}))
     with pytest.raises(ImportFailedError, match=r"index.json names the file .*; weights must be in the same folder"):
-        open_folder(folder)
+        Folder(folder)
 
 
 def test_a_link_out_of_the_folder_is_followed_only_into_an_allowed_folder(folder: Path) -> None:
@@ -105,8 +105,8 @@ def test_a_link_out_of_the_folder_is_followed_only_into_an_allowed_folder(folder
     (folder / "model.safetensors").rename(blobs / "1234")
     (folder / "model.safetensors").symlink_to("../cache/blobs/1234")
     with pytest.raises(ImportFailedError, match="symbolic link to a file outside of the folder; copy the folder"):
-        open_folder(folder)
-    with open_folder(folder, [folder.parent / "cache"]) as opened:
+        Folder(folder)
+    with Folder(folder, [folder.parent / "cache"]) as opened:
         check_values(opened)
 
 
@@ -114,11 +114,11 @@ def test_a_file_that_is_no_regular_file_is_an_error(folder: Path) -> None:
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
     with pytest.raises(ImportFailedError, match=r"has no config.json|config.json is not a regular file"):
-        open_folder(folder)
+        Folder(folder)
     (folder / "config.json").unlink()
     (folder / "config.json").symlink_to("config.json")
     with pytest.raises(ImportFailedError, match=r"config.json"):
-        open_folder(folder)
+        Folder(folder)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 8, 100, -1])
@@ -126,7 +126,7 @@ def test_truncated_safetensors_are_an_error(kept: int, folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(ImportFailedError, match=rf"{path} is truncated.*; download it again"):
-        open_folder(folder)
+        Folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_an_invalid_entry_of_a_header_is_an_error(change: dict[str, Any], messag
     header["float32"].update(change)
     write(path, header, data)
     with pytest.raises(ImportFailedError, match=rf"model.safetensors is not a valid safetensors file: .*{message}"):
-        open_folder(folder)
+        Folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_invalid_entry_of_a_header_is_an_error(change: dict[str, Any], messag
 def test_an_invalid_header_is_an_error(header: bytes, message: str, folder: Path) -> None:
     write(folder / "model.safetensors", header, bytes(4))
     with pytest.raises(ImportFailedError, match=message):
-        open_folder(folder)
+        Folder(folder)
 
 
 def test_a_huge_header_is_an_error_before_it_is_read(folder: Path) -> None:
@@ -176,18 +176,18 @@ def test_a_huge_header_is_an_error_before_it_is_read(folder: Path) -> None:
         file.write((200_000_000).to_bytes(8, "little"))
         file.truncate(300_000_000)  # a sparse file
     with pytest.raises(ImportFailedError, match="its header has 200,000,000 bytes, and the format allows 100,000,000"):
-        open_folder(folder)
+        Folder(folder)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
 def test_a_value_that_float32_cannot_hold_is_an_error(value: float, folder: Path) -> None:
     save_file({"weight": torch.tensor([1.0, value], dtype=torch.float64)}, folder / "model.safetensors")
-    with open_folder(folder) as opened, pytest.raises(ImportFailedError, match="weight has values that are not finite"):
+    with Folder(folder) as opened, pytest.raises(ImportFailedError, match="weight has values that are not finite"):
         opened.tensors.read("weight")
 
 
 def test_integer_weights_are_an_error(folder: Path) -> None:
-    with open_folder(folder) as opened, pytest.raises(ImportFailedError, match="position_ids has the type I64"):
+    with Folder(folder) as opened, pytest.raises(ImportFailedError, match="position_ids has the type I64"):
         opened.tensors.read("position_ids")
 
 
@@ -256,7 +256,7 @@ def test_a_neutral_key_is_absent_or_has_one_of_its_values() -> None:
 def test_a_pickle_of_tensors_is_converted_in_a_child_process(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     write_pickle(folder / "pytorch_model.bin", new_format=True)
-    with open_folder(folder) as opened:
+    with Folder(folder) as opened:
         check_pickled_values(opened)
         assert opened.is_pickle and opened.files.keys() == {"config.json", "pytorch_model.bin"}
 
@@ -265,7 +265,7 @@ def test_a_pickle_in_the_format_of_old_versions_is_converted(folder: Path) -> No
     write_pickle(folder / "old.bin", new_format=False)
     (folder / "model.safetensors").unlink()
     pickle_reader.main(folder / "old.bin", folder / "model.safetensors")
-    with open_folder(folder) as opened:
+    with Folder(folder) as opened:
         check_pickled_values(opened)
 
 
@@ -304,7 +304,7 @@ def test_code_in_a_pickle_does_not_run(kind: str, folder: Path) -> None:
     if kind == "zip":
         (folder / "model.safetensors").unlink()
         with pytest.raises(ImportFailedError, match=r"pytorch_model.bin: the pickle has more than tensors"):
-            open_folder(folder)
+            Folder(folder)
         assert not created.exists()
     if kind == "plain":  # the pickle is malicious indeed
         pickle.loads(path.read_bytes())
@@ -331,7 +331,7 @@ def test_a_pickle_without_pytorch_names_the_extra(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(ImportFailedError, match=r"needs PyTorch: pip install '\.\[train\]'"):
-        open_folder(folder)
+        Folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -350,27 +350,27 @@ def test_weights_in_another_format_are_an_error_that_says_how_to_convert_them(
 ) -> None:
     (folder / "model.safetensors").rename(folder / file)
     with pytest.raises(ImportFailedError, match=rf"{file} \({kind}.*\) is not read; convert them"):
-        open_folder(folder)
+        Folder(folder)
 
 
 def test_a_folder_with_gguf_weights_is_an_error_that_names_the_file(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-q4.gguf")
     with pytest.raises(ImportFailedError, match=r"name the file instead of its folder, such as .*/model-q4\.gguf"):
-        open_folder(folder)
+        Folder(folder)
 
 
 def test_a_folder_must_be_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(ImportFailedError, match=r"empty has no config.json; it must be a folder of Hugging Face"):
-        open_folder(empty)
+        Folder(empty)
     with pytest.raises(ImportFailedError, match="missing does not exist"):
-        open_folder(tmp_path / "missing")
+        Folder(tmp_path / "missing")
     with pytest.raises(ImportFailedError, match="is not a folder"):
-        open_folder(folder / "config.json")
+        Folder(folder / "config.json")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ImportFailedError, match=r"has no weights: it needs model.safetensors"):
-        open_folder(folder)
+        Folder(folder)
     for text, message in (
         ("{", "is not valid JSON"),
         ("[]", "must be a JSON object"),
@@ -378,7 +378,7 @@ def test_a_folder_must_be_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     ):
         (folder / "config.json").write_text(text)
         with pytest.raises(ImportFailedError, match=rf"config.json {message}"):
-            open_folder(folder)
+            Folder(folder)
 
 
 def test_the_transformer_of_sentence_transformers_may_be_in_a_subfolder(folder: Path) -> None:
@@ -386,12 +386,12 @@ def test_the_transformer_of_sentence_transformers_may_be_in_a_subfolder(folder: 
     outer.mkdir()
     shutil.move(folder, outer / "0_Transformer")
     (outer / "modules.json").write_text('[{"path": "0_Transformer"}]')
-    with open_folder(outer) as opened:
+    with Folder(outer) as opened:
         check_values(opened)
         assert opened.files.keys() == {"modules.json", "0_Transformer/config.json", "0_Transformer/model.safetensors"}
     (outer / "modules.json").write_text('[{"path": "../outer/0_Transformer"}]')
     with pytest.raises(ImportFailedError, match="leaves its folder"):
-        open_folder(outer)
+        Folder(outer)
 
 
 def test_random_changes_of_a_header_never_read_outside_of_the_file(folder: Path) -> None:
@@ -407,7 +407,7 @@ def test_random_changes_of_a_header_never_read_outside_of_the_file(folder: Path)
             changed[position] = generator.integers(0, 256)
         path.write_bytes(changed)
         try:
-            with open_folder(folder) as opened:
+            with Folder(folder) as opened:
                 for name in opened.tensors.names:
                     opened.tensors.read(name)
         except ImportFailedError:

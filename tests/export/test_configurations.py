@@ -9,6 +9,7 @@ import pytest
 from sightline.__main__ import main
 from sightline.base.errors import UsageError
 from sightline.export.configurations import Support, check_configuration
+from tests.support.tables import read_table
 
 CONFIGURATIONS = sorted(Path("tests/data/configs").iterdir())
 BERT = json.loads(Path("tests/data/configs/google-bert--bert-base-uncased.json").read_text())
@@ -47,19 +48,7 @@ def test_a_well_known_model_is_supported_or_refused_with_a_sentence(path: Path) 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        ("sentence-transformers--all-MiniLM-L6-v2", "encoder"),
-        ("albert--albert-base-v2", "encoder"),
-        ("meta-llama--Llama-3.2-1B-Instruct", "decoder"),
-        ("microsoft--Phi-3.5-mini-instruct", "decoder"),
-        ("microsoft--Phi-4-mini-instruct", "decoder"),
-        ("EleutherAI--pythia-160m", "decoder"),
-        ("facebook--opt-125m", "decoder"),
-        ("allenai--OLMo-2-0425-1B", "decoder"),
-        ("ibm-granite--granite-3.3-2b-instruct", "decoder"),
-        ("mistralai--Mistral-7B-Instruct-v0.3", "decoder"),
-        ("Helsinki-NLP--opus-mt-en-de", "encoder-decoder"),
-    ],
+    read_table(__file__, "kinds"),
 )
 def test_the_kind_is_that_of_the_description(name: str, kind: str) -> None:
     assert check_configuration(Path(f"tests/data/configs/{name}.json")).kind == kind
@@ -93,20 +82,7 @@ def test_a_refusal_names_the_reason(config: object, reason: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [
-        ("google-bert--bert-base-uncased", {"my_note": "fine-tuned 2026", "experts": 8, "my.note": {}, "[a]*": 1}),
-        ("google-bert--bert-base-uncased", {"xla_device": None, "max_sequence_length": 9, "directionality": "uni"}),
-        ("sentence-transformers--all-MiniLM-L6-v2", {"matryoshka_dimensions": [64], "is_matryoshka": True}),
-        ("openai-community--gpt2", {"eos_token_ids": [1], "not_there": None, "transformers_version": None}),
-        ("openai-community--gpt2", {"is_encoder_decoder": None, "add_cross_attention": None}),
-        ("openai-community--gpt2", {"use_bidirectional_attention": False}),
-        ("mistralai--Mistral-7B-Instruct-v0.3", {"attention_bias": False}),
-        ("mistralai--Mistral-7B-Instruct-v0.3", {"rope_scaling": {"type": "default", "factor": 8.0, "note": "x"}}),
-        ("albert--albert-base-v2", {"gap_size": 1}),
-        ("answerdotai--ModernBERT-base", {"classifier_pooling": "max", "classifier_activation": "none"}),
-        ("google--gemma-3-1b-it", {"layer_types": ["sliding_attention"] * 26, "rope_scaling": {"factor": 8.0}}),
-        ("microsoft--deberta-v3-base", {"architectures": ["DebertaV2Model"], "pooler_hidden_act": "none"}),
-    ],
+    read_table(__file__, "harmless"),
 )
 def test_a_key_that_transformers_does_not_read_refuses_nothing(
     name: str, changes: dict[str, Any], tmp_path: Path

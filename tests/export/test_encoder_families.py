@@ -16,7 +16,7 @@ from sightline.export.families.table import describe, find_family
 from sightline.export.graphs.disentangled import rows_of_distances
 from sightline.export.graphs.relative import buckets
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.sources.opened_checkpoint import Tensors, open_folder
+from sightline.export.sources.opened_checkpoint import Folder, Tensors
 from tests.support.tables import read_table
 from tests.zoo.comparing import (
     CLS,
@@ -76,7 +76,7 @@ def test_names_of_tensorflow_are_read(tmp_path: Path) -> None:
         for name, array in model.state_dict().items()
     }
     old = Tensors.of_arrays(tensors)
-    with open_folder(tmp_path) as new:
+    with Folder(tmp_path) as new:
         family = find_family(new.config)
         from_old, from_new = (describe(family, new.config, one, TOKENIZER)[1] for one in (old, new.tensors))
         for name in (
@@ -120,7 +120,7 @@ def test_padding_token_in_a_text_takes_no_position(name: str, options: dict[str,
 
 def test_shorter_limit_does_not_move_positions(tmp_path: Path) -> None:
     ENCODERS["xlm-roberta"].save(tmp_path)
-    with open_folder(tmp_path) as folder:
+    with Folder(tmp_path) as folder:
         family = find_family(folder.config)
         whole, short = (
             describe(family, folder.config, folder.tensors, TOKENIZER, max_tokens=limit)[1].read(

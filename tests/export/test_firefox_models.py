@@ -10,9 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from sightline.base.bundle import State
-from sightline.export.check.reference_decoder import ReferenceDecoder
-from sightline.export.check.reference_encoder import ReferenceEncoder
 from sightline.export.check.sessions import Sessions, onnx_steps
+from sightline.export.check.verify import ComparedTexts, reference_outputs
 from sightline.export.families import firefox
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
@@ -102,14 +101,12 @@ def test_the_reference_of_verification_agrees(student: Student) -> None:
     targets = [[START, *target] for target in TARGETS]
     runs, _ = run_rows(student.sessions, SOURCES, targets)
     for run, source, target in zip(runs, SOURCES, targets, strict=True):
-        encoded = ReferenceEncoder(student.model, student.weights).encode(source)
-        decoded = ReferenceDecoder(student.model, student.weights).decode(target, encoded.hidden)
-        assert decoded.cross_maps is not None
-        np.testing.assert_allclose(run.encoder, encoded.maps, rtol=0, atol=MAP_TOLERANCE)
-        np.testing.assert_allclose(
-            decoded.logits[:, :-1], student.decode(source, target[1:])[0], rtol=0, atol=TOLERANCE
-        )
-        np.testing.assert_allclose(run.cross, decoded.cross_maps, rtol=0, atol=MAP_TOLERANCE)
+        texts = ComparedTexts((tuple(source),), (tuple(target),))
+        found = reference_outputs(student.model, student.weights, texts)
+        np.testing.assert_allclose(run.encoder, found["encoder.0"], rtol=0, atol=MAP_TOLERANCE)
+        logits = student.decode(source, target[1:])[0]
+        np.testing.assert_allclose(found["logits.0"][:, :-1], logits, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(run.cross, found["cross.0"], rtol=0, atol=MAP_TOLERANCE)
 
 
 def test_greedy_outputs_equal_those_of_the_reference(student: Student) -> None:

@@ -20,8 +20,9 @@ from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.gguf import GgufFile, _llama3_scaling, convert
-from sightline.export.sources.opened_checkpoint import open_folder
+from sightline.export.sources.opened_checkpoint import Folder
 from tests.support.export import main
+from tests.support.tables import read_table
 from tests.zoo.models import LLAMA3, LLAMA_LIKE, YARN, random_model
 
 Array = NDArray[Any]
@@ -149,7 +150,7 @@ def llama3_factors(rope: Mapping[str, Any], head_size: int) -> Array:
 
 def read(folder: Path) -> tuple[Description, dict[str, Array]]:
     """Return the description and all tensors of a folder."""
-    with open_folder(folder) as opened:
+    with Folder(folder) as opened:
         model, _ = describe(find_family(opened.config), opened.config, opened.tensors)
         opened.config.check_all_read()
         return model, {name: opened.tensors.read(name) for name in opened.tensors.names}
@@ -297,16 +298,7 @@ def test_sentencepiece_tokens_equal_transformers(padding: int, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"llama.rope.scaling.type": "longrope"}, "rope scaling 'longrope'; supported are none, linear and yarn"),
-        ({"llama.attention.sliding_window": 4}, "keys that are not known .*: llama.attention.sliding_window"),
-        ({"llama.expert_count": 4}, "keys that are not known .*: llama.expert_count"),
-        ({"split.count": 2}, "is one of several parts; merge them"),
-        ({"general.alignment": 0}, "general.alignment must be an integer of at least 1, got '0'; download it again"),
-        ({"general.alignment": "wide"}, "general.alignment must be an integer of at least 1, got 'wide'"),
-        ({"tokenizer.ggml.token_type": 1}, "tokenizer.ggml.token_type a number from 1 to 6 for each"),
-        ({"tokenizer.ggml.tokens": 1, "tokenizer.ggml.token_type": 0}, "ggml.tokens must be different strings"),
-    ],
+    read_table(__file__),
 )
 def test_other_options_are_errors(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(MODELS["llama"]), **changes)

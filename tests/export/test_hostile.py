@@ -28,6 +28,7 @@ from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.hostile import CHECKPOINTS, TASKS, Change, changes_of, tokenizer_of, write_checkpoint, write_json
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 from tests.support.export import main
+from tests.support.tables import read_table
 from tests.zoo.folders import modules
 
 pytestmark = pytest.mark.usefixtures("no_child")
@@ -138,23 +139,7 @@ def test_each_changed_value_is_imported_or_refused_with_a_sentence(
 @pytest.mark.parametrize("value", [0, -1, 10**9, int("9" * 400)], ids=["zero", "negative", "10^9", "400 digits"])
 @pytest.mark.parametrize(
     ("family", "key"),
-    [
-        ("bert", "num_hidden_layers"),
-        ("bert", "hidden_size"),
-        ("bert", "max_position_embeddings"),
-        ("bert", "vocab_size"),
-        ("llama", "num_hidden_layers"),
-        ("llama", "head_dim"),
-        ("llama", "max_position_embeddings"),
-        ("marian", "d_model"),
-        ("marian", "max_position_embeddings"),
-        ("t5", "num_layers"),
-        ("t5", "num_decoder_layers"),
-        ("t5", "d_model"),
-        ("t5", "d_kv"),
-        ("t5", "relative_attention_num_buckets"),
-        ("t5", "vocab_size"),
-    ],
+    read_table(__file__, "sizes"),
 )
 def test_a_size_that_the_tensors_do_not_have_is_refused(
     family: str, key: str, value: int, copy_of: Callable[[str], Path]
@@ -367,24 +352,7 @@ def test_files_that_are_never_read_do_not_raise_the_limits(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("work", "message"),
-    [
-        ("loop", "error: the work loop was ended, because the command had used 1 seconds of processor time; a third"),
-        ("check", "error: the work check was ended, because the command had used 1 seconds of processor time; a thi"),
-        ("wait", "error: the work wait was ended, because the command had run for 1 seconds; this machine is too bus"),
-        (
-            "abort",
-            "error: the work abort ended with the signal SIGABRT: a library failed on a third-party file, which may be "
-            "damaged or need too much memory (memory allocation failed); download it again, or use another one",
-        ),
-        (
-            "kill",
-            "error: the work kill was ended, probably because there is too little memory; end other programs and ",
-        ),
-        (
-            "memory",
-            "error: the work memory needs more memory than is there or than files of this size need; a third",
-        ),
-    ],
+    read_table(__file__, "processes"),
 )
 def test_a_process_that_exceeds_a_limit_is_one_error(work: str, message: str) -> None:
     done = run_limited(work)

@@ -28,7 +28,7 @@ from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources import opened_checkpoint, pickle_reader
-from sightline.export.sources.opened_checkpoint import Provenance, detect_kind, open_folder
+from sightline.export.sources.opened_checkpoint import Folder, Provenance, detect_kind
 from sightline.export.sources.run_folder import RunRecord
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.inference.dense import read_dense
@@ -134,7 +134,7 @@ def test_contradictions_of_the_files_of_a_tokenizer_are_noted(case: str, folder:
     if case in BERT_OPTIONS:
         tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.save(str(folder / "tokenizer.json"))
-    with open_folder(folder) as opened, described(opened, ExportOptions()) as model:
+    with Folder(folder) as opened, described(opened, ExportOptions()) as model:
         starts = [text.removeprefix("tokenizer_config.json ")[: len(note)] for text in model.notes]
     assert starts == ([note] if note else [])
 
@@ -249,7 +249,7 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str]] = {
         drop_tensor,
         "has no tensor 'encoder.layer.1.output.dense.weight', which its architecture needs",
     ),
-    "truncated": (truncate, "model.safetensors is truncated: its tensors need "),
+    "truncated": (truncate, "model.safetensors is truncated: it has "),
     "wrong tokenizer": (
         lambda folder: word_tokenizer(50).save(str(folder / "tokenizer.json")),
         "the tokenizer has token ids up to 49, but the model has only 40 tokens; the tokenizer files belong to another",

@@ -89,9 +89,7 @@ def test_a_bundle_is_verified_with_its_predictions(
 
 
 def test_a_wrong_prediction_is_found(export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sightline.export.graphs import predict
-
-    monkeypatch.setattr(predict, "activation", lambda graph, x, kind: graph.add("Tanh", x))
+    monkeypatch.setattr("sightline.export.graphs.model.activation", lambda graph, x, kind: graph.add("Tanh", x))
     write_folder(tmp_path / "model")
     with pytest.raises(VerificationError, match="predictions of tokens differ by"):
         export(tmp_path / "model")

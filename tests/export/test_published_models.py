@@ -22,7 +22,7 @@ from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.download import Repository, UnreachableError, download
-from sightline.export.sources.opened_checkpoint import open_folder
+from sightline.export.sources.opened_checkpoint import Folder
 from sightline.export.tokenizers import read_or_convert_tokenizers
 from sightline.model.float32 import max_abs
 from tests.zoo.comparing import SEP, TOKENIZER, TOLERANCE, describe_folder, hf_outputs, random_texts
@@ -71,7 +71,7 @@ def test_repositories_of_the_hub_equal_transformers(model: PublishedModel, tmp_p
 
 def compare(folder: Path, model: PublishedModel) -> tuple[Mapping[str, Any], ComparedTexts]:
     """Compare the graphs of a checkpoint with Transformers; return their outputs and the texts."""
-    with open_folder(folder) as opened:
+    with Folder(folder) as opened:
         assert opened.model_type == model.family
         cls = getattr(transformers, opened.architectures[0] if opened.architectures else "AutoModel")
         hf = cls.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()

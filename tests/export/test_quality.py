@@ -8,6 +8,7 @@ from sightline.export.import_errors import VerificationError
 from sightline.model.data.tokenizer_training import decode_ids
 from sightline.model.decoding.reference import greedy
 from sightline.model.evaluation.bleu import EvaluationSet
+from tests.support.tables import read_table
 
 
 @pytest.fixture
@@ -50,20 +51,7 @@ def test_a_small_loss_is_accepted() -> None:
 
 @pytest.mark.parametrize(
     ("bleu", "message"),
-    [
-        (
-            ((38.0, 37.69), (40.0, 40.0)),
-            "with num_beams 1, BLEU falls from 38.00 to 37.69, but the largest accepted loss is 0.3",
-        ),
-        (
-            ((38.0, 38.5), (40.0, 39.0)),
-            "with num_beams 5, BLEU falls from 40.00 to 39.00, but the largest accepted loss is 0.3",
-        ),
-        (((0.0, 0.0), (40.0, 40.0)), r"with num_beams 1, BLEU of the float32 bundle is 0\.00 \(.*\), which is too low"),
-        (((0.0, 12.0), (40.0, 40.0)), "which is too low to measure a loss; check that the texts of --source and"),
-        (((38.0, 38.0), (0.2, 0.0)), r"with num_beams 5, BLEU of the float32 bundle is 0\.20 \(.*\), which is too low"),
-        (((38.0, 0.0), (40.0, 40.0)), "BLEU falls from 38.00 to 0.00"),
-    ],
+    read_table(__file__),
 )
 def test_a_loss_that_is_large_or_unknown_is_rejected(bleu: tuple[tuple[float, float], ...], message: str) -> None:
     with pytest.raises(VerificationError, match=message):

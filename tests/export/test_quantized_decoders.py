@@ -35,10 +35,10 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def quantized(folder: Path, recipe: QuantizationRecipe, out: Path) -> onnx.ModelProto:
-    graph = onnx.load(folder / "decoder.onnx", load_external_data=False)
+    graph = onnx.load(folder / "step.onnx", load_external_data=False)
     with WeightFile(out / "weights.bin") as file:
         (made,) = quantize_graphs([graph], folder, file, recipe, {})
-    onnx.save_model(made, out / "decoder.onnx")
+    onnx.save_model(made, out / "step.onnx")
     return made
 
 
@@ -90,7 +90,7 @@ def test_smoothed_channels_change_no_output(name: str, tmp_path: Path) -> None:
     manifest = imported.write_bundle()
     text = np.random.default_rng(1).integers(211, size=13).tolist()
     expected = GraphRunner(tmp_path, manifest, imported.model).run([text], [text], 1)[1]
-    model = onnx.load(tmp_path / "decoder.onnx")  # with its weights
+    model = onnx.load(tmp_path / "step.onnx")  # with its weights
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     random = np.random.default_rng(2)
     matrices = {
@@ -107,7 +107,7 @@ def test_smoothed_channels_change_no_output(name: str, tmp_path: Path) -> None:
     for name, factor in factors.items():
         changed = onnx.numpy_helper.to_array(constants[name]) * factor
         constants[name].CopyFrom(onnx.numpy_helper.from_array(changed, name))
-    onnx.save_model(model, tmp_path / "decoder.onnx")
+    onnx.save_model(model, tmp_path / "step.onnx")
     given = GraphRunner(tmp_path, manifest, imported.model).run([text], [text], 1)[1]
     for output in (f"{name}.0" for name in OUTPUTS):
         np.testing.assert_allclose(

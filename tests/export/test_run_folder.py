@@ -14,7 +14,7 @@ from sightline.export import commands
 from sightline.export.card import CARD, MARK
 from sightline.export.describe import described
 from sightline.export.options import ExportOptions
-from sightline.export.sources.opening import open_source
+from sightline.export.pipeline import open_source
 from sightline.export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_model, load_tensors, save_checkpoint, save_tensors

@@ -24,7 +24,7 @@ from sightline.export.graphs.relative import bias_of_distances, buckets
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.export.sources.opened_checkpoint import open_folder
+from sightline.export.sources.opened_checkpoint import Folder
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import NextLogits, ReferenceHypothesis, beam, greedy
 from tests.export.imported import Imported
@@ -347,7 +347,7 @@ def test_a_bias_that_the_architecture_excludes_is_rejected(t5_folder: Path) -> N
 def test_t5_scales_hidden_states_as_older_configurations_say(is_tied: bool | None, t5_folder: Path) -> None:
     """Without the key of later versions of Transformers, `tie_word_embeddings` decides."""
     edit_config(t5_folder, scale_decoder_outputs=None, tie_word_embeddings=is_tied)
-    with open_folder(t5_folder) as folder:
+    with Folder(t5_folder) as folder:
         scale = T5.describe(folder.config, folder.tensors).logits_scale
     assert scale == pytest.approx(1.0 if is_tied is False else 36**-0.5)
 

@@ -12,7 +12,7 @@ from sightline.base.bundle_files import read_bundle, write_manifest
 from sightline.export.check.sessions import Array, open_sessions
 from sightline.export.convert.conversions import half_bundle, quantize_bundle
 from sightline.export.graphs.builder import WeightFile
-from sightline.export.graphs.similar_graph import similar_graph
+from sightline.export.graphs.model import similar_graph
 from sightline.export.import_errors import VerificationError
 from sightline.export.options import QuantizationRecipe
 from sightline.model.architectures.transformer import Transformer

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from sightline.export.check.verify import GraphRunner
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
-from sightline.export.sources.opened_checkpoint import open_folder
+from sightline.export.sources.opened_checkpoint import Folder
 from tests.zoo.comparing import Imported, describe_folder
 
 pytestmark = pytest.mark.download
@@ -40,7 +40,7 @@ def smollm2() -> Iterator[Model]:
                 raise
             pytest.skip(str(error))
         hf = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-        yield describe_folder(stack.enter_context(open_folder(folder))), hf
+        yield describe_folder(stack.enter_context(Folder(folder))), hf
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from sightline.export.check.reference_decoder import ReferenceDecoder
-from sightline.export.check.reference_encoder import ReferenceEncoder
+from sightline.export.check.verify import ComparedTexts, reference_outputs
 from sightline.export.families import trained
 from sightline.export.families.values import sinusoids
 from sightline.export.graphs.builder import WeightFile
@@ -81,18 +80,10 @@ def pytorch_outputs(model: Trained) -> Outputs:
 
 def described_outputs(model: Trained) -> Outputs:
     description, weights = trained.describe(model.config, trained.state_tensors(model))
-    if description.is_decoder_only:
-        decoded = ReferenceDecoder(description, weights).decode(SOURCE)
-        return {"hidden": decoded.hidden, "decoder": decoded.maps, "logits": decoded.logits}
-    encoded = ReferenceEncoder(description, weights).encode(SOURCE)
-    found = {"hidden": encoded.hidden, "encoder": encoded.maps}
-    if encoded.labels is not None:
-        return {**found, "labels": encoded.labels}
-    if description.decoder is None:
-        return found
-    decoded = ReferenceDecoder(description, weights).decode(TARGET, encoded.hidden)
-    assert decoded.cross_maps is not None
-    return {**found, "cross": decoded.cross_maps, "decoder": decoded.maps, "logits": decoded.logits}
+    texts = ComparedTexts((tuple(SOURCE),), (tuple(SOURCE if description.is_decoder_only else TARGET),))
+    outputs = reference_outputs(description, weights, texts)
+    outputs.pop("encoder_slots.0", None)  # PyTorch returns the weights of tokens alone
+    return {name.removesuffix(".0"): array for name, array in outputs.items()}
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -19,6 +19,7 @@ from sightline.model.data.samples import write_sample
 from tests.export.hostile import Change
 from tests.export.test_hostile import HUGE, REPLACEMENTS, TOO_SHORT, WRONG_INDICES, write_rules
 from tests.model.pretrained_folders import TEMPLATE, byte_tokenizer, write_decoder, write_encoder
+from tests.support.tables import read_table
 
 Check = Callable[..., str]
 TASKS: dict[str, TaskName] = {"llama": "language-model", "bert": "encoder", "distilbert": "classification"}
@@ -67,20 +68,7 @@ def test_right_files_are_accepted(family: str, originals: Path, error_of: Check)
 
 @pytest.mark.parametrize(
     ("family", "key"),
-    [
-        ("llama", "num_hidden_layers"),
-        ("llama", "hidden_size"),
-        ("llama", "head_dim"),
-        ("llama", "num_key_value_heads"),
-        ("llama", "max_position_embeddings"),
-        ("llama", "vocab_size"),
-        ("bert", "num_hidden_layers"),
-        ("bert", "intermediate_size"),
-        ("bert", "type_vocab_size"),
-        ("bert", "max_position_embeddings"),
-        ("distilbert", "n_layers"),
-        ("distilbert", "dim"),
-    ],
+    read_table(__file__),
 )
 def test_a_size_that_the_tensors_do_not_have_is_refused(
     family: str, key: str, copy_of: Callable[[str], Path], error_of: Check

@@ -10,8 +10,6 @@ import pytest
 
 from sightline.base.bundle import PREFILL_TOKENS, Verification
 from sightline.export.check.numpy_reference import EXACT, Rounded
-from sightline.export.check.reference_decoder import ReferenceDecoder
-from sightline.export.check.reference_encoder import ReferenceEncoder
 from sightline.export.check.sessions import DecoderSession, States
 from sightline.export.check.verify import (
     LEAST_LONG,
@@ -32,7 +30,7 @@ from sightline.export.families.description import RelativeBias
 from sightline.export.families.table import describe, find_family
 from sightline.export.graphs import relative
 from sightline.export.import_errors import VerificationError
-from sightline.export.sources.opened_checkpoint import Folder, open_folder
+from sightline.export.sources.opened_checkpoint import Folder
 from sightline.model.float32 import UNIT_ROUNDOFF, max_abs
 from tests.export.graph_bundles import write_bundle
 from tests.zoo.models import MODELS
@@ -83,7 +81,7 @@ def bundle_of(tmp_path: Path) -> Iterator[MakeBundle]:
 
     def create(name: str, positions: int = 40) -> Bundle:
         MODELS[name].save(tmp_path, **SIZES.get(name, {}))
-        opened.append(open_folder(tmp_path))
+        opened.append(Folder(tmp_path))
         return Bundle(tmp_path, opened[-1], positions)
 
     yield create
@@ -184,22 +182,15 @@ def test_texts_have_the_same_results_together_and_alone(bundle_of: MakeBundle, n
     # The rounding error of float64 is 2**29 times smaller than that of float32.
     limits = {key: limit * 2.0**-20 for key, limit in rounding_limits(model, weights, texts)[1].items()}
     for number, source in enumerate(texts.sources):
-        memory = None
-        alone: dict[str, Any] = {}
-        if model.encoder is not None:
-            encoded = ReferenceEncoder(model, weights).encode(source)
-            memory = encoded.hidden
-            alone |= {"hidden": memory, "encoder": encoded.maps}
-        if model.decoder is not None:
-            decoded = ReferenceDecoder(model, weights).decode(texts.targets[number], memory)
-            alone |= {"logits": decoded.logits, "decoder": decoded.maps}
-        for key, array in alone.items():
-            assert max_abs(array - together[f"{key}.{number}"]) <= limits[f"{key}.{number}"], key
+        alone = reference_outputs(model, weights, ComparedTexts((source,), (texts.targets[number],)))
+        for name, array in alone.items():
+            key = f"{name.removesuffix('.0')}.{number}"
+            assert max_abs(array - together[key]) <= limits[key], key
 
 
 def test_a_missing_scale_is_found(bundle_of: MakeBundle) -> None:
     bundle = bundle_of("gpt2-scales")
-    path = bundle.folder / "decoder.onnx"
+    path = bundle.folder / "step.onnx"
     graph = onnx.load(path, load_external_data=False)
     node = [one for one in graph.graph.node if one.op_type == "GroupQueryAttention"][1]
     (scale,) = (one for one in node.attribute if one.name == "scale")

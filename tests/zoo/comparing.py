@@ -19,7 +19,7 @@ from sightline.export.families import predictions
 from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family
 from sightline.export.families.weights import Weights
-from sightline.export.sources.opened_checkpoint import Folder, Tensors, open_folder
+from sightline.export.sources.opened_checkpoint import Folder, Tensors
 from tests.export.graph_bundles import write_bundle
 
 Array = NDArray[Any]
@@ -81,7 +81,7 @@ def import_folder(
 
     All its tensors must be known, too, unless it `has_more_tensors`.
     """
-    with open_folder(folder) as opened:
+    with Folder(folder) as opened:
         # Numbers of positions are integers, which no model reads.
         names = [name for name in opened.tensors.names if not name.endswith("_ids")]
         tensors = Tensors.of_arrays({name: opened.tensors.read(name) for name in names})

@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from sightline.base.bundle_files import sha256_of
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.firefox.marian_binary import read_file
 from sightline.export.sources.opened_checkpoint import FolderFiles
@@ -103,7 +102,7 @@ def read_metadata(folder: FolderFiles, files: FirefoxFiles) -> Metadata:
         languages = source, target
         _check_languages(languages, files, path)
     digest = _text(values, "hash", path)
-    if digest is not None and digest != _sha256_unpacked(files.model):
+    if digest is not None and digest != hashlib.sha256(read_file(files.model)).hexdigest():
         raise ImportFailedError(
             f"{path} belongs to another version of the model: its hash is not the SHA-256 of {files.model.name}; "
             f"download both again, or remove {METADATA}"
@@ -116,10 +115,6 @@ def read_metadata(folder: FolderFiles, files: FirefoxFiles) -> Metadata:
         f"firefox-{size}" if size else "firefox",
         f"Firefox translation model: {', '.join(details)}" if details else "",
     )
-
-
-def _sha256_unpacked(path: Path) -> str:
-    return hashlib.sha256(read_file(path)).hexdigest() if path.suffix == ".gz" else sha256_of(path)
 
 
 def _text(values: dict[str, Any], key: str, path: Path) -> str | None:

@@ -18,6 +18,7 @@ from sightline.export.sources.firefox.marian_binary import (
     parse_flat_yaml,
 )
 from tests.export.firefox.models import OPTIONS, random_tensors, write_entries, write_marian
+from tests.support.tables import read_table
 
 TENSORS = random_tensors()
 MATRICES = [name for name, values in TENSORS.items() if min(values.shape) > 1]
@@ -178,16 +179,7 @@ def test_yaml() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("- a", "line 1 has a list item without a list"),
-        ("a: 1\n- b", "line 2 has a list item without a list"),
-        ("a:\n  b: 1", "line 2 must be 'key: value' or a list item"),
-        ("a", "line 1 must be 'key: value' or a list item"),
-        ("a:1", "line 1 must be 'key: value' or a list item"),
-        ("a: 1\na: 2", "line 2 repeats the key 'a'"),
-        ("a: {b: 1}", "line 1 has a nested or special value, which is not supported"),
-        ("a: |", "line 1 has a nested or special value"),
-    ],
+    read_table(__file__),
 )
 def test_yaml_that_is_not_flat(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

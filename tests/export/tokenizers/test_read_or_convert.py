@@ -21,6 +21,7 @@ from sightline.export.tokenizers.sentencepiece import Piece, PieceKind, Sentence
 from tests.base.text.kinds import SENTENCES, byte_level
 from tests.export.tokenizers.test_sentencepiece import BPE, UNIGRAM
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
+from tests.support.tables import read_table
 
 TEXTS = ["a dog", " A   Dog, abs é中文!", "", "dogs\n\ta b.", "The “dog” isn't [here]"]
 
@@ -427,6 +428,9 @@ def test_a_firefox_vocabulary_without_an_end_token() -> None:
 # Errors
 
 
+CONTENTS = {"WORDS": "\n".join(WORDS), "FAIRSEQ": FAIRSEQ, "OPT": OPT, "NOT UTF-8": b"\xff"}
+
+
 @pytest.mark.parametrize("model_type", [*CONVERSIONS, "marian"])
 def test_each_conversion_names_the_file_that_is_missing(model_type: str) -> None:
     extra = {"special_tokens_map.json": {"additional_special_tokens": ["eng_Latn"]}}
@@ -436,83 +440,10 @@ def test_each_conversion_names_the_file_that_is_missing(model_type: str) -> None
 
 @pytest.mark.parametrize(
     ("model_type", "files", "message"),
-    [
-        (
-            "smollm3",
-            {},
-            r"has no tokenizer\.json, and that of model type 'smollm3' cannot be converted; supported without",
-        ),
-        ("bert", {"tokenizer.json": "{}"}, r"tokenizer\.json is not a tokenizer of the tokenizers library: "),
-        ("bert", {"vocab.txt": "a\nb"}, r"vocab\.txt has no token '\[UNK\]' for unknown words"),
-        ("bert", {"vocab.txt": "[UNK]\na\na"}, r"vocab\.txt has a token twice"),
-        ("bert", {"vocab.txt": b"\xff"}, r"vocab\.txt is not UTF-8"),
-        ("bert", {"vocab.txt": "[UNK]\na"}, r"the vocabulary has no token '\[CLS\]', which the tokenizer needs"),
-        (
-            "bert",
-            {"vocab.txt": "\n".join(WORDS), "tokenizer_config.json": {"do_lower_case": 1}},
-            "must be true or false",
-        ),
-        (
-            "opt",
-            {"vocab.json": {"a": 0}, "merges.txt": "", "tokenizer_config.json": {"bos_token": [1]}},
-            "tokenizer_config.json and special_tokens_map.json: bos_token must be a token",
-        ),
-        (
-            "opt",
-            {"vocab.json": {"a": 0}, "merges.txt": "", "tokenizer_config.json": OPT},
-            "the vocabulary has no token '</s>', which the tokenizer needs",
-        ),
-        (
-            "deberta-v2",
-            {"spm.model": FAIRSEQ, "tokenizer_config.json": {"split_by_punct": True}},
-            r"split_by_punct true is not supported without tokenizer\.json; save the tokenizer with transformers: Auto",
-        ),
-        ("deberta-v2", {"spm.model": FAIRSEQ}, r"the vocabulary has no token '\[PAD\]', which the tokenizer needs"),
-        (
-            "t5",
-            {"spiece.model": FAIRSEQ, "tokenizer_config.json": {"extra_ids": -1}},
-            "extra_ids must be an integer from",
-        ),
-        (
-            "gpt2",
-            {"vocab.json": {"a": 0, "b": 2}},
-            r"vocab\.json must be a JSON object of tokens with the ids 0 to N - 1",
-        ),
-        ("gpt2", {"vocab.json": [1], "merges.txt": ""}, r"vocab\.json must be a JSON object of tokens with the ids"),
-        ("gpt2", {"vocab.json": {"a": 0}, "merges.txt": "a"}, r"merges\.txt: line 1 must have two tokens"),
-        (
-            "gpt2",
-            {"vocab.json": {"a": 0}, "merges.txt": "a b"},
-            r"merges\.txt: line 1 has a token that is not in vocab",
-        ),
-        ("pegasus", {"spiece.model": FAIRSEQ}, r"spiece\.model: the ids from <unk> on must be 103 less than"),
-        ("m2m_100", {"vocab.json": {}, "sentencepiece.bpe.model": FAIRSEQ}, "has no token '<unk>'"),
-        (
-            "m2m_100",
-            {"vocab.json": {}, "sentencepiece.bpe.model": FAIRSEQ, "tokenizer_config.json": {"language_codes": "x"}},
-            "language_codes must be one of m2m100, wmt21",
-        ),
-        (
-            "bert",
-            {"vocab.txt": "\n".join(WORDS), "added_tokens.json": [1]},
-            r"added_tokens\.json must be a JSON object",
-        ),
-        (
-            "bert",
-            {"vocab.txt": "\n".join(WORDS), "tokenizer_config.json": {"added_tokens_decoder": {"17": "x"}}},
-            "added_tokens_decoder must map ids to objects with the content of a token",
-        ),
-        (
-            "bert",
-            {
-                "vocab.txt": "\n".join(WORDS),
-                "tokenizer_config.json": {"added_tokens_decoder": {"19": {"content": "<x>"}}},
-            },
-            r"added_tokens_decoder: the token '<x>' must have the id 17 after the vocabulary, got 19",
-        ),
-    ],
+    read_table(__file__),
 )
 def test_errors(model_type: str, files: dict[str, Any], message: str) -> None:
+    files = {name: CONTENTS.get(str(content), content) for name, content in files.items()}
     with pytest.raises(ImportFailedError, match=message):
         read_or_convert_tokenizers(FakeFolder(model_type, files))
 

@@ -198,10 +198,8 @@ def test_random_bytes_cause_no_other_error() -> None:
         (data(1, data(1, b"<unk>") + number(3, 2)) + data(2, number(24, 1)), "treat_whitespace_as_suffix"),
         (data(1, data(1, b"<unk>") + number(3, 2)) + data(3, number(5, 0)), "escape_whitespaces must be true"),
         (data(1, data(1, b"<unk>") + number(3, 9)), "9 is not a valid PieceKind"),
-        (data(1, data(1, b"\xff") + number(3, 2)), "invalid start byte"),
-        (varint(1 << 3 | 3), "wire type 3 at byte 1 is not supported"),
-        (varint(1 << 3 | 2) + varint(9), "it is truncated: field 1 needs 9 bytes, 0 are left"),
-        (b"\xff" * 11, "the number at byte 0 has more than 10 bytes"),
+        (data(1, data(1, b"\xff") + number(3, 2)), "it is truncated, or not one"),
+        (varint(1 << 3 | 2) + varint(9), "it is truncated, or not one"),
     ],
 )
 def test_files_that_cannot_be_converted(content: bytes, message: str) -> None:

@@ -14,23 +14,9 @@ from sightline.base.bundle_files import read_manifest
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.service.app import create_app
 from sightline.service.settings import Settings
+from tests.support.tables import read_table
 
-CARDS = [
-    {
-        "id": "a",
-        "tasks": ["generate", "encode", "attention", "similar"],
-        "chat": True,
-        "alignment": {"layer": 1},
-        "languages": {"source": "en"},
-    },
-    {"id": "b", "tasks": ["encode", "classify"], "chat": False, "languages": None},
-    {
-        "id": "c",
-        "tasks": ["encode", "rerank", "tag", "answer", "fill-mask", "sparse"],
-        "chat": False,
-        "languages": None,
-    },
-]
+CARDS = read_table(__file__)
 
 
 def test_every_operation_of_the_service_is_called() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from lab.study.sentence_picture import picture, picture_of, remarks, token_labels
 from lab.zoo.systems import SYSTEMS, bundle_name
+from tests.support.tables import read_table
 
 ROW: dict[str, Any] = {
     "model": bundle_name("bahdanau"),
@@ -61,26 +62,7 @@ def test_only_weights_of_exactly_zero_are_grey() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "remark"),
-    [
-        ({}, "cross-attention"),
-        ({"layers": 4, "heads": 4}, "cross-attention; mean of 4 layers × 4 heads"),
-        ({"layers": 4, "kind": "encoder"}, "encoder's self-attention; mean of 4 layers"),
-        ({"map": [[0.0, 1.0], [1.0, 0.0]]}, "cross-attention; one-hot"),
-        (
-            {"normalized": False, "map": [[0.5, 0.2], [0.5, 0.4]]},
-            "cross-attention; rows sum to less than 1 (0.70 to 0.90)",
-        ),
-        (
-            {"normalized": False, "kind": "encoder", "map": [[-0.5, 0.2], [0.9, 0.4]]},
-            "encoder's attention to projected keys, mapped back to tokens; rows do not sum to 1 (-0.30 to 1.30)",
-        ),
-        (
-            {"layers": 4, "normalized": False, "largest": 0.91, "map": [[-0.5, 0.2], [0.9, 0.4]]},
-            "cross-attention; mean of 4 layers; rows do not sum to 1 (-0.30 to 1.30); "
-            "signs cancel: single heads reach 0.91",
-        ),
-        ({"kind": None}, "no attention"),
-    ],
+    read_table(__file__),
 )
 def test_remarks_describe_the_map(changes: dict[str, Any], remark: str) -> None:
     assert remarks({**ROW, **changes}) == remark

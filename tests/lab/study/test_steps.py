@@ -9,26 +9,9 @@ from lab.study import context, layers, linformer, similar, speed, vanishing
 from lab.study.__main__ import STEPS, main, write_report
 from lab.zoo import derived
 from lab.zoo.systems import MULTI30K
+from tests.support.tables import read_table
 
-WORDS = {
-    "collect": "runs data/multi30k",
-    "claims": "runs data",
-    "vanishing": "runs data",
-    "quality": "bundles data",
-    "beams": "bundles data/multi30k --sentences 3",
-    "layers": "bundles data --sentences 2",
-    "sentence": "bundles",
-    "heads": "bundles --data data/multi30k --sentences 6",
-    "masking": "bundles data --sentences 2",
-    "pronouns": "bundles",
-    "context": "bundles --data data/multi30k",
-    "alignment": "bundles --pairs pairs.tsv",
-    "speed": "timed trained data --rounds 1 --threads 1",
-    "linformer": "--rounds 1 --tokens 64 --threads 1",
-    "recall": "bundles --turns 1 --dialogues 1 --runs runs",
-    "ghost-attention": "bundles --dialogues 2 --turns 1",
-    "similar": "shipped",
-}
+WORDS = read_table(__file__)
 PICTURES = {
     "collect": ["length.svg"],
     "claims": ["long.svg"],
