@@ -173,22 +173,17 @@ def _write(export: Export, bits: int, is_default: bool, is_shortened: bool) -> V
         with temporary_sibling(out, "whole") as folder:
             whole = folder / out.resolve().name
             exported = _write_whole(dataclasses.replace(export, bundle=whole), bits, is_default, "per-token")
-            candidates = firefox_candidates(export.checkpoint, exported.manifest)
-            shortlist_bundle(whole, out, candidates, None)
+            shortlist_bundle(whole, out, lambda: firefox_candidates(export.checkpoint, exported.manifest), None)
         return _report(out, exported)
 
 
 def firefox_candidates(checkpoint: Path, manifest: Manifest) -> Candidates:
     """Read the shortlist of a Firefox model, which was imported with this manifest."""
     files, target_size = find_firefox_files(checkpoint), manifest.limits.vocabulary - 1  # without the start token
+    source_size = manifest.limits.source_vocabulary or target_size
+    is_shared = files.source_vocabulary == files.target_vocabulary
     assert files.shortlist is not None
-    return parse_shortlist(
-        read_file(files.shortlist),
-        str(files.shortlist),
-        source_size=manifest.limits.source_vocabulary or target_size,
-        target_size=target_size,
-        is_shared=files.source_vocabulary == files.target_vocabulary,
-    )
+    return parse_shortlist(read_file(files.shortlist), str(files.shortlist), source_size, target_size, is_shared)
 
 
 def _write_whole(export: Export, bits: int, is_default: bool, projection: QuantScheme = "group-wise") -> Exported:
@@ -341,8 +336,8 @@ def shortlist(options: ShortlistOptions) -> Shortlist:
     learned = [text for number, text in enumerate(texts) if number % HELD_OUT]
     sources = text_ids(manifest, read_tokenizer(bundle / manifest.source_tokenizer), learned)
     print(f"translating {len(learned)} texts; the loss is measured on {len(held_out)} others", file=sys.stderr)
-    candidates = learn_candidates(open_sessions(bundle, manifest), sources)
-    return shortlist_bundle(bundle, options.out, candidates, PlainText(held_out))
+    sessions = open_sessions(bundle, manifest)
+    return shortlist_bundle(bundle, options.out, lambda: learn_candidates(sessions, sources), PlainText(held_out))
 
 
 def pack(options: PackOptions) -> Quantization:

@@ -194,7 +194,7 @@ def import_model(folder: Path, texts: list[str], out: Path) -> Imported:
     """Import and verify a model, with its shortlist."""
     whole = out.with_name(f"{out.name}-whole")
     manifest = export_checkpoint(Export(folder, whole, BundleMetadata("firefox"), kind="firefox")).manifest
-    shortlist_bundle(whole, out, firefox_candidates(folder, manifest), None)
+    shortlist_bundle(whole, out, lambda: firefox_candidates(folder, manifest), None)
     manifest = read_bundle(out)
     tokenizer = Tokenizer.from_file(str(out / manifest.source_tokenizer))
     return Imported(folder, open_sessions(out, manifest), tokenizer, texts)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sightline.base.bundle import TOP_TOKENS, BundleError, Manifest
 from sightline.base.bundle_files import read_bundle
 from sightline.export import commands
-from sightline.export.check.sessions import open_sessions
+from sightline.export.check.sessions import encode, open_sessions
 from sightline.export.convert import shortlist
 from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.convert.shortlist import learn_candidates, shortlist_bundle
@@ -54,7 +54,7 @@ def bundles(request: pytest.FixtureRequest, bundle: Path, tmp_path_factory: pyte
     recipe = QuantizationRecipe(8, projection=request.param)
     quantize_bundle(bundle, folder / "whole", recipe, None)
     candidates = candidates_of(read_bundle(folder / "whole"))
-    shortlist_bundle(folder / "whole", folder / "short", candidates, None, SIZE)
+    shortlist_bundle(folder / "whole", folder / "short", lambda: candidates, None, SIZE)
     whole, short = (OnnxRunner(folder / name, read_bundle(folder / name), num_threads=1) for name in ("whole", "short"))
     return Bundles(whole, short, candidates, folder)
 
@@ -111,11 +111,22 @@ def test_rows_that_are_marked_or_have_too_many_candidates_score_the_whole_vocabu
             np.testing.assert_array_equal(found[step][name][1], alone[1][step][name][0], name)
 
 
+def test_a_source_has_as_many_candidates_as_fit_or_none(
+    bundles: Bundles, sources: list[list[int]], tmp_path: Path
+) -> None:
+    """The source and a longer one share the batch, so that the lists do not depend on padding."""
+    expected = bundles.expected(sources[0])
+    for size, ids in ((len(expected), expected.tolist()), (len(expected) - 1, [-1] * (len(expected) - 1))):
+        shortlist_bundle(bundles.folder / "whole", tmp_path / "short", lambda: bundles.candidates, None, size)
+        sessions = open_sessions(tmp_path / "short", read_bundle(tmp_path / "short"))
+        assert encode(sessions, [sources[0], 2 * sources[0]])[shortlist.IDS][0].tolist() == ids
+
+
 def test_a_shortlist_of_all_tokens_changes_no_bit(bundle: Path, sources: list[list[int]], tmp_path: Path) -> None:
     quantize_bundle(bundle, tmp_path / "whole", QuantizationRecipe(8, projection="per-token"), None)
     size = read_bundle(tmp_path / "whole").limits.vocabulary
     every = Candidates(np.arange(size), np.zeros((size, 1), np.int64))
-    shortlist_bundle(tmp_path / "whole", tmp_path / "short", every, None)
+    shortlist_bundle(tmp_path / "whole", tmp_path / "short", lambda: every, None)
     runners = [OnnxRunner(tmp_path / name, read_bundle(tmp_path / name), num_threads=1) for name in ("whole", "short")]
     for before, after in zip(*(run(runner, sources[:3], None, TOP) for runner in runners), strict=True):
         for name in TOP:
@@ -125,7 +136,7 @@ def test_a_shortlist_of_all_tokens_changes_no_bit(bundle: Path, sources: list[li
 def test_a_bundle_that_loses_too_much_is_not_written(bundles: Bundles, toy_sentences: list[str]) -> None:
     short = bundles.folder / "lossy"
     with pytest.raises(VerificationError, match="the outputs with the shortlist have a chrF of"):
-        shortlist_bundle(bundles.folder / "whole", short, bundles.candidates, PlainText(toy_sentences), SIZE)
+        shortlist_bundle(bundles.folder / "whole", short, lambda: bundles.candidates, PlainText(toy_sentences), SIZE)
     assert not short.exists()
 
 
@@ -156,10 +167,10 @@ def test_bundles_that_cannot_have_a_shortlist(bundles: Bundles, bundle: Path, cl
     for folder, reason in (
         (bundles.folder / "short", "has a shortlist already"),
         (classifier_bundle, "only encoder-decoder models"),
-        (group_wise, "quantize the float32 bundle with --projection per-token"),
+        (group_wise, "imports write with --bits 32.* --projection per-token"),
     ):
         with pytest.raises(BundleError, match=reason):
-            shortlist_bundle(folder, out, bundles.candidates, None)
-    shortlist_bundle(bundle, bundles.folder / "float32", bundles.candidates, None)
+            shortlist_bundle(folder, out, lambda: pytest.fail("the bundle is checked first"), None)
+    shortlist_bundle(bundle, bundles.folder / "float32", lambda: bundles.candidates, None)
     with pytest.raises(BundleError, match="has a shortlist; convert the bundle that it was made from"):
         quantize_bundle(bundles.folder / "float32", out, QuantizationRecipe(8), None)

@@ -21,11 +21,12 @@ class Candidates:
     by_source: NDArray[np.int64]  # (source vocabulary, K); a token can occur more than once
 
 
-def parse_shortlist(data: bytes, file: str, *, source_size: int, target_size: int, is_shared: bool) -> Candidates:
+def parse_shortlist(data: bytes, file: str, source_size: int, target_size: int, is_shared: bool) -> Candidates:
     """Parse a binary shortlist; `file` is its name in errors.
 
     With a vocabulary that source and target share (`is_shared`), source tokens are candidates too,
-    for names and numbers. Marian takes the candidates of all sentences of a batch together.
+    for names and numbers. Marian takes the candidates of all sentences of a batch together. The
+    last source token is the start token, which has no translations in the file.
 
     The file has six uint64 (a constant, a checksum, the numbers of frequent and of best tokens, the
     lengths of the two arrays), the offsets as uint64 and the target ids as uint32.
@@ -39,7 +40,7 @@ def parse_shortlist(data: bytes, file: str, *, source_size: int, target_size: in
     if len(data) < 8 * HEADER_WORDS:
         raise error(f"it must have at least {8 * HEADER_WORDS} bytes, got {len(data)}")
     header = [int(value) for value in np.frombuffer(data, "<u8", HEADER_WORDS)]
-    magic, checksum, num_frequent, num_best, num_offsets, num_targets = header
+    magic, checksum, num_frequent, _, num_offsets, num_targets = header
     if magic != MAGIC:
         raise error(f"its first 8 bytes must be {MAGIC:#x}, got {magic:#x}")
     needed = 8 * HEADER_WORDS + 8 * num_offsets + 4 * num_targets
@@ -51,21 +52,20 @@ def parse_shortlist(data: bytes, file: str, *, source_size: int, target_size: in
         raise error("its checksum does not match")
     if num_frequent < min(TOP_TOKENS, target_size):
         raise error(f"it must have at least {TOP_TOKENS} frequent tokens, got {num_frequent}")
-    offsets = np.frombuffer(data, "<u8", num_offsets, 8 * HEADER_WORDS)
+    offsets = np.frombuffer(data, "<u8", num_offsets, 8 * HEADER_WORDS).astype(np.int64)
     targets = np.frombuffer(data, "<u4", num_targets, 8 * (HEADER_WORDS + num_offsets)).astype(np.int64)
     if offsets[0] != 0 or offsets[-1] != num_targets or (offsets[1:] < offsets[:-1]).any():
         raise error(f"its offsets must ascend from 0 to {num_targets}")
-    most, limit = int(np.diff(offsets).max(initial=0)), min(num_best, MAX_BEST)
-    if most > limit:
-        raise error(f"a source token must have at most {limit} translations, got {most}")
+    most = int(np.diff(offsets).max(initial=0))
+    if most > MAX_BEST:
+        raise error(f"a source token must have at most {MAX_BEST} translations, got {most}")
     if num_targets and targets.max() >= target_size:
         raise error(f"its ids must be less than the {target_size} of the target vocabulary, got {targets.max()}")
-    by_source = np.zeros((source_size, most + is_shared), np.int64)  # 0 is the end token
-    starts = offsets.astype(np.int64)
-    rows = np.repeat(np.arange(source_size), starts[1:] - starts[:-1])
-    by_source[rows, np.arange(num_targets) - starts[rows]] = targets
+    by_source = np.zeros((source_size + 1, most + is_shared), np.int64)  # 0 is the end token
+    rows = np.repeat(np.arange(source_size), np.diff(offsets))
+    by_source[rows, np.arange(num_targets) - offsets[rows]] = targets
     if is_shared:
-        by_source[:, most] = np.arange(source_size)
+        by_source[:source_size, most] = np.arange(source_size)
     return Candidates(np.arange(min(num_frequent, target_size)), by_source)
 
 

@@ -71,11 +71,11 @@ def write_entries(
     return written + b"".join(data for *_, data in entries)
 
 
-def write_shortlist(lists: Sequence[Sequence[int]], num_frequent: int = 20, num_best: int = 50) -> bytes:
+def write_shortlist(lists: Sequence[Sequence[int]], num_frequent: int = 20) -> bytes:
     """Return a binary shortlist with the target ids of each source id."""
     offsets = np.cumsum([0, *map(len, lists)]).astype("<u8")
     targets = np.array([id_ for ids in lists for id_ in ids], "<u4")
-    counted = struct.pack("<4Q", num_frequent, num_best, len(offsets), len(targets))
+    counted = struct.pack("<4Q", num_frequent, 50, len(offsets), len(targets))
     content = counted + offsets.tobytes() + targets.tobytes()
     return struct.pack("<QQ", MAGIC, _checksum(content)) + content
 
