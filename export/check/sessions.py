@@ -63,6 +63,7 @@ class DecoderSession:
             "token_ids": np.ascontiguousarray(token_ids, np.int64),
             "lengths": np.array(lengths, np.int32),
             "source_lengths": np.array(source_lengths, np.int32),
+            "scored": np.ones(len(lengths), np.bool_),
             "whole_vocabulary": np.full(len(lengths), not VOCABULARY_OUTPUTS.isdisjoint(outputs)),
         }
         binding = self.session.io_binding()

@@ -288,8 +288,7 @@ class _Collected:
         start = total - new
         kept = self._rows[(start <= self._rows) & (self._rows < total)] - start  # among the new tokens
         logits = np.full((len(kept), outputs["logits"].shape[1]), np.nan, np.float32)
-        if new == 1:
-            logits[:] = outputs["logits"][row]
+        logits[kept == new - 1] = outputs["logits"][row]
         self._parts["logits"].append(logits)
         if "hidden" in outputs:
             self._parts.setdefault("hidden", []).append(outputs["hidden"][row])

@@ -133,19 +133,13 @@ class _DecoderBuilder:
             self._stack_maps("cross_attention", stack.cross.heads)
         if self._model.is_decoder_only:
             graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "tokens", stack.output_size)))
-            x = self._scored_rows(x)
         x = graph.add("Gather", x, graph.constant(-1, np.int64), axis=1)  # (B, M)
+        if self._model.is_decoder_only:  # only the last chunk of a prompt needs scores
+            x = graph.add("Compress", x, graph.input("scored", onnx.TensorProto.BOOL, ("batch",)), axis=0)
         if self._model.logits_scale != 1.0:
             x = graph.add("Mul", x, graph.constant(self._model.logits_scale, np.float32))
         scores(graph, x, self._projection(), self._model.vocabulary, self._model.logits_softcap)
         return graph.build()
-
-    def _scored_rows(self, x: str) -> str:
-        """Return x (B, S, M) without its only row if S > 1: a chunk of a prompt needs no scores."""
-        graph, first, one = self._graph, self._graph.constant([0], np.int64), self._graph.constant([1], np.int64)
-        is_step = graph.add("Equal", graph.add("Shape", self._ids, start=1), one)
-        count = graph.add("Where", is_step, graph.add("Shape", self._ids, end=1), first)
-        return graph.add("Slice", x, first, count, first)
 
     @functools.cached_property
     def _positions(self) -> str:

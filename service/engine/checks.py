@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sightline.base.bundle import State
+from sightline.base.bundle import TOP_OUTPUTS, State
 from sightline.service.engine.generation import NonFiniteError
-from sightline.service.engine.scores import TOP_OUTPUTS
 from sightline.service.runtime.runner import Array, Runner
 
 GraphName = Literal["encoder", "prefill", "decoder"]  # "prefill": the decoder graph over a prompt

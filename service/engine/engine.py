@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.base.bundle import PREFILL_TOKENS
+from sightline.base.bundle import TOP_OUTPUTS
 from sightline.service.engine.beam import BeamGeneration
 from sightline.service.engine.checks import GraphFailures, GraphName, find_non_finite
 from sightline.service.engine.encoding import encoder_outputs, label_scores, predict
@@ -47,7 +47,7 @@ from sightline.service.engine.scheduler import Scheduler, WaitingSequence, share
 from sightline.service.engine.scores import StepScores
 from sightline.service.engine.single import SingleGeneration
 from sightline.service.engine.throughput import Throughput
-from sightline.service.runtime.runner import Array, Runner
+from sightline.service.runtime.runner import BLOCK_TOKENS, Array, Runner
 
 ROWS_PER_RESERVED = 16  # one row in 16 is reserved for calls that have no row yet
 # Duration of decoder steps of a single row, after which the engine looks at deadlines and the
@@ -112,6 +112,7 @@ class Engine:
         self._arrived: deque[ActiveRequest] = deque()
         self._cancelled: deque[ActiveRequest] = deque()
         self._is_terminated = False
+        self._has_started = False  # the last call of `step` ended a prompt, and stepped no rows
         self._step_s = 0.0  # moving average of the duration of a step over all rows, with its extra steps
         self._token_s = 0.0  # the same for a token of an encoder batch, padding included
 
@@ -167,7 +168,8 @@ class Engine:
 
         It drops cancelled and expired requests, encodes one batch or reads chunks of prompts, and
         steps all running rows. Small calls may get extra decoder steps, see `_run_extra_steps`.
-        The batch takes about `limit_s` at most, but has at least one sequence.
+        The batch takes about `limit_s` at most, but has at least one sequence. After the end of a
+        prompt, the rows are stepped by the next call, so that the first token is delivered before.
         """
         self._accept_arrivals()
         self._drop_expired(self._clock())
@@ -179,9 +181,8 @@ class Engine:
             self._run(batch, started=self._clock())
             for active in batch:
                 del self._waiting[active.id]
-        if len(self._prefills):
-            self._read_prompts()
-        num_rows = len(self._rows)
+        self._has_started = not self._has_started and self._read_prompts()
+        num_rows = 0 if self._has_started else len(self._rows)
         if num_rows:
             started = self._clock()
             self._decode_all()
@@ -400,14 +401,14 @@ class Engine:
             self._finish(active, Failed("internal"))
             return
         self._rows.admit_to_prefill(owner)
-        if owner.prefill_ids:
-            self._prefills.add(owner)
-        else:  # the first step reads the only token
-            assert isinstance(owner, Generation), "an encode request has tokens to read"
-            self._start([owner], self._clock())
+        self._prefills.add(owner)
 
-    def _read_prompts(self) -> None:
-        """Read one chunk of a prompt, and more as long as they fit `prefill.BUDGET_S`."""
+    def _read_prompts(self) -> bool:
+        """Read one chunk of a prompt, and more as long as they fit `prefill.BUDGET_S`.
+
+        Returns True if generations have started.
+        """
+        num_rows = len(self._rows)
         first = started = self._clock()
         while len(self._prefills):
             self._read_chunk(self._prefills.next())
@@ -415,11 +416,12 @@ class Engine:
             if (ended - first) + (ended - started) > BUDGET_S:  # the next chunk takes about as long as this one
                 break
             started = ended
+        return len(self._rows) > num_rows
 
     def _read_chunk(self, prefill: Prefill) -> None:
         """Read the next chunk of a prompt. At its end, start the requests that wait for it.
 
-        Chunks that the prefix cache has are read first, without a run of the graph. If the run
+        Blocks that the prefix cache has are read first, without a run of the graph. If the run
         fails, these requests fail: all of them have the same prompt.
         """
         started = self._clock()
@@ -427,76 +429,80 @@ class Engine:
             for owner in prefill.owners:
                 owner.active_request.encode_started = started
         if self._may_reuse_states(prefill):
-            self._read_cached_chunks(prefill)
-        if not prefill.is_done and not self._run_prefill(prefill, started):
-            return
-        if prefill.is_done:
+            self._read_cached_blocks(prefill)
+        outputs = self._run_prefill(prefill, started)
+        if outputs is not None and prefill.is_done:
             self._prefills.remove(prefill)
-            self._on_prompt_read(prefill, self._clock())
+            self._on_prompt_read(prefill, outputs, self._clock())
 
     def _may_reuse_states(self, prefill: Prefill) -> bool:
         return self._prefix_cache.is_enabled and not prefill.needs_outputs
 
-    def _read_cached_chunks(self, prefill: Prefill) -> None:
-        """Copy states of the next chunks of a prompt from the prefix cache until one is missing.
+    def _read_cached_blocks(self, prefill: Prefill) -> None:
+        """Copy states of the next blocks of a prompt from the prefix cache until one is missing.
 
         This is tried before each chunk, not only once: another prompt with the same beginning may
-        be read at the same time. Each of their chunks is then computed once.
+        be read at the same time. Each of their blocks is then computed once. Two tokens remain for
+        the last chunk, which returns the scores of the first new token.
         """
-        key = prefill.key_of(prefill.next_chunk())
-        while key is not None and (block := self._prefix_cache.find(key)) is not None:
+        while len(prefill.ids) - prefill.num_read >= BLOCK_TOKENS + 2:
+            key = prefill.next_key()
+            block = self._prefix_cache.find(key)
+            if block is None:
+                break
             self._rows.load_prefix(prefill.row, block)
             prefill.keys.append(key)
-            prefill.num_read += PREFILL_TOKENS
-            prefill.num_cached += PREFILL_TOKENS
-            key = prefill.key_of(prefill.next_chunk())
+            prefill.num_read += BLOCK_TOKENS
+            prefill.num_cached += BLOCK_TOKENS
 
-    def _run_prefill(self, prefill: Prefill, started: float) -> bool:
-        """Run the graph for the next chunk of a prompt; return False if its requests failed."""
+    def _run_prefill(self, prefill: Prefill, started: float) -> Mapping[str, Array] | None:
+        """Run the graph for the next chunk of a prompt; return None if its requests failed."""
         chunk = prefill.next_chunk()
         try:
-            outputs = self._rows.prefill(prefill.row, chunk, self._prefill_outputs(prefill))
+            outputs = self._rows.prefill(prefill.row, chunk, self._prefill_outputs(prefill, len(chunk)))
         except FloatingPointError:
             self._failures.on_success("prefill")
             logger.error("the decoder returned values that are not finite for a prompt")
             self._end_all(prefill, Failed("internal"))
-            return False
+            return None
         except Exception:
             logger.exception("the decoder failed on a prompt")
             active = prefill.owners[0].active_request
             self._end_all(prefill, Failed("internal"))
             self._note_failure("prefill", active)
-            return False
+            return None
         self._failures.on_success("prefill")
-        if self._prefix_cache.is_enabled:
-            self._keep_chunk(prefill, chunk)
         prefill.num_read += len(chunk)
+        if self._prefix_cache.is_enabled:
+            self._keep_blocks(prefill)
         prefill.seconds += self._clock() - started
         if prefill.is_encoding:
             prefill.hidden.append(outputs["hidden"])
         if prefill.records_maps:
             prefill.maps.append(prompt_block(self._map_names["decoder"], outputs, prefill.num_read, prefill.map_part))
-        return True
+        return outputs
 
-    def _keep_chunk(self, prefill: Prefill, chunk: Array) -> None:
-        """Copy the states of a chunk that has been computed to the prefix cache, if it is full."""
-        key = prefill.key_of(chunk)
-        if key is None:
-            return
-        # A prompt whose outputs are needed is computed even if its states are known.
-        if self._prefix_cache.find(key) is None:
-            block = self._prefix_cache.assign(key, prefill.keys)
-            if block is not None:
-                self._rows.store_prefix(prefill.row, block)
-        prefill.keys.append(key)
+    def _keep_blocks(self, prefill: Prefill) -> None:
+        """Copy the states of full blocks that have been computed to the prefix cache."""
+        while (first := BLOCK_TOKENS * len(prefill.keys)) + BLOCK_TOKENS <= prefill.num_read:
+            key = prefill.next_key()
+            # A prompt whose outputs are needed is computed even if its states are known.
+            if self._prefix_cache.find(key) is None:
+                block = self._prefix_cache.assign(key, prefill.keys)
+                if block is not None:
+                    self._runner.store_prefix(prefill.row, first, block)
+            prefill.keys.append(key)
 
-    def _prefill_outputs(self, prefill: Prefill) -> Sequence[str]:
-        """Return the decoder outputs that the requests of a prompt need from its prefill."""
+    def _prefill_outputs(self, prefill: Prefill, num_tokens: int) -> Sequence[str]:
+        """Return the decoder outputs that the requests of a prompt need from its next chunk."""
         if prefill.is_encoding:
             return ("hidden",)
-        return tuple(self._map_names["decoder"]) if prefill.records_maps else ()
+        names = set(self._map_names["decoder"]) if prefill.records_maps else set[str]()
+        if prefill.num_read + num_tokens == len(prefill.ids):
+            names |= TOP_OUTPUTS.union(*(owner.outputs for owner in prefill.owners if isinstance(owner, Generation)))
+        return tuple(name for name in self._manifest.decoder_graph.outputs if name in names)
 
-    def _on_prompt_read(self, prefill: Prefill, now: float) -> None:
+    def _on_prompt_read(self, prefill: Prefill, outputs: Mapping[str, Array], now: float) -> None:
         """Start the generations whose prompt has been computed, or deliver its hidden states."""
         num_tokens = len(prefill.ids)
         self._notify(self._observer.on_encode, len(prefill.owners), num_tokens, num_tokens, prefill.seconds)
@@ -508,7 +514,7 @@ class Engine:
             for generation in generations:
                 generation.num_cached_tokens = prefill.num_cached
                 generation.set_prompt_maps(prefill.maps)
-            self._start(generations, now)
+            self._start(generations, outputs, now)
             return
         (encoding,) = prefill.owners
         encoding.active_request.encode_ended = now
@@ -519,11 +525,20 @@ class Engine:
             logger.error("the decoder returned values that are not finite for a prompt")
             self._end(encoding, Failed("internal"))
 
-    def _start(self, generations: Sequence[Generation], now: float) -> None:
-        """Start generations of a decoder-only model whose common prompt has been computed."""
+    def _start(self, generations: Sequence[Generation], outputs: Mapping[str, Array], now: float) -> None:
+        """Start generations whose common prompt has been computed, with the outputs of its last
+        chunk: its last token is their first step.
+        """
         for generation in generations:
             generation.active_request.encode_ended = now
-        self._rows.start(generations)
+        rows = self._rows.start(generations)
+        step: dict[str, Array] = {}
+        for name, array in outputs.items():
+            of_last = array[:, :, -1].copy() if array.ndim > 1 else array  # maps, without those of other tokens
+            step[name] = np.broadcast_to(of_last, (len(rows), *of_last.shape))
+        if self._rows.record_maps:
+            self._record_maps(rows, step)
+        self._advance_all(rows, step, now)
 
     def _end_all(self, prefill: Prefill, event: Event) -> None:
         for owner in reversed(prefill.owners[:]):
@@ -589,6 +604,11 @@ class Engine:
             if now - first >= self._alone_s or not self._take_best(outputs):
                 break
             started = now
+        self._advance_all(rows, outputs, now)
+        return True
+
+    def _advance_all(self, rows: range, outputs: Mapping[str, Array], now: float) -> None:
+        """Process the outputs of a step for the generations that have these rows."""
         generations = self._rows.generations_of(rows)
         num_skipping = self._rows.first_free - len(self._rows) if len(rows) == len(self._rows) else 0
         scores = StepScores(outputs, rows.start, num_skipping)
@@ -598,7 +618,6 @@ class Engine:
         for generation, event in events:
             if event is not None:
                 self._end(generation, event)
-        return True
 
     def _take_best(self, outputs: Mapping[str, Array]) -> bool:
         """Take the most probable token of the only row if nothing else is to do.

@@ -68,7 +68,7 @@ class NonFiniteError(Exception):
 class RowOwner:
     """A request that has rows."""
 
-    prefill_ids: tuple[int, ...] = ()  # tokens that a decoder-only model reads before the first step
+    prefill_ids: tuple[int, ...] = ()  # the prompt of a decoder-only model
 
     def __init__(self, active: ActiveRequest, request: SourceRequest) -> None:
         """Create an owner without rows; `request` is that of `active` with its own type."""
@@ -102,7 +102,7 @@ class Generation(RowOwner, ABC):
         self.num_cached_tokens = 0  # prompt tokens whose states came from the prefix cache
         self.decoder_prompt_ids = manifest.decoder_prompt_ids(request.source_ids)
         if manifest.is_decoder_only:
-            self.prefill_ids = self.decoder_prompt_ids[:-1]  # the first step reads the last token
+            self.prefill_ids = self.decoder_prompt_ids
         self._prefix = request.target_prefix
         # As in Transformers, tokens that the model is forced to generate count in the length, and a
         # prefix of the caller and all tokens before it do not.

@@ -1,8 +1,8 @@
 """Prefill: the prompts that decoder-only models still compute.
 
 A prompt is computed in chunks between two decoder steps, so that a long prompt delays running rows
-only by a limited time (docs/adr/0016). A prompt is always cut at the same positions. Its states
-therefore have the same bits whatever else is running.
+only by a limited time (docs/adr/0016). Its cuts do not change its results, as long as each chunk
+has at least two tokens.
 """
 
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from sightline.base.bundle import PREFILL_TOKENS
 from sightline.service.engine.generation import Generation, PromptEncoding, RowOwner
 from sightline.service.engine.prefix_cache import next_key, scope_key
 from sightline.service.engine.request import MapPart
+from sightline.service.runtime.runner import BLOCK_TOKENS
 
 # Time for chunks before the next decoder step. Running rows are delayed by at most this time, or by
 # one chunk if it takes longer.
@@ -26,14 +27,13 @@ class Prefill:
     """A prompt that is being read, and the requests that wait for it.
 
     Several requests of one call can have the same prompt, for example the samples of one input. It
-    is read once, into the first row of the first request. Only the last token, which the first step
-    reads, may differ.
+    is read once, into the first row of the first request.
     """
 
     owners: list[RowOwner]  # not empty
     num_read: int = 0
     num_cached: int = 0  # number of tokens read whose states came from the prefix cache
-    # Keys of the prefixes read so far that end with a full chunk, shortest first.
+    # Keys of the prefixes read so far that end with a full block of the cache, shortest first.
     keys: list[bytes] = field(default_factory=list)
     seconds: float = 0.0  # time in the runner
     hidden: list[NDArray[Any]] = field(default_factory=list)  # (tokens, M) of each chunk; only for encode requests
@@ -77,13 +77,16 @@ class Prefill:
         return self.num_read == len(self.ids)
 
     def next_chunk(self) -> NDArray[np.int64]:
-        return np.array(self.ids[self.num_read : self.num_read + PREFILL_TOKENS], np.int64)
+        """Return the tokens of the next chunk. Only a prompt of one token has a chunk of one."""
+        num_left = len(self.ids) - self.num_read
+        size = PREFILL_TOKENS if 2 * num_left > 3 * PREFILL_TOKENS else num_left
+        return np.array(self.ids[self.num_read : self.num_read + size], np.int64)
 
-    def key_of(self, chunk: NDArray[np.int64]) -> bytes | None:
-        """Return the key of the prefix that ends with the next chunk; None if it is not full."""
-        if len(chunk) < PREFILL_TOKENS:
-            return None
-        return next_key(self.keys[-1] if self.keys else scope_key(self.owners[0].request.caller), chunk)
+    def next_key(self) -> bytes:
+        """Return the key of the prefix that is longer by one block than that of the last key."""
+        first = BLOCK_TOKENS * len(self.keys)
+        block = np.array(self.ids[first : first + BLOCK_TOKENS], np.int64)
+        return next_key(self.keys[-1] if self.keys else scope_key(self.owners[0].request.caller), block)
 
     def is_shared_with(self, owner: RowOwner) -> bool:
         """Return True if the states of this prompt can be copied to the rows of a request."""

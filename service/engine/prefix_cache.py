@@ -1,6 +1,6 @@
 """Prefix cache: blocks of the runner that keep the states of prompts which have been read.
 
-A block holds the states of `PREFILL_TOKENS` tokens. States of a token depend on the tokens before
+A block holds the states of `BLOCK_TOKENS` tokens. States of a token depend on the tokens before
 it, so the key of a block depends on them, too (docs/adr/0016).
 """
 

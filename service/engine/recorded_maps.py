@@ -100,7 +100,7 @@ class MapRecorder:
             part = self._request.decoder_part
             # A prompt token attends to itself and to the tokens before it.
             prompt = chain.from_iterable(block.transpose(2, 0, 1, 3) for block in self.prompt_blocks)
-            rows += [row[:, :, : index + 1] for index, row in enumerate(prompt)]
+            rows += [row[:, :, : index + 1] for index, row in enumerate(prompt)][:-1]  # the first step has the last
         for number, (block, index) in enumerate(self.steps[kind]):
             rows.append(_select(block[index, :, :, : self._columns(kind, number)], part))
         stacked = np.zeros((len(rows), *rows[-1].shape), np.float32)

@@ -15,12 +15,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from sightline.base.bundle import PREFILL_TOKENS, VOCABULARY_OUTPUTS, Manifest
+from sightline.base.bundle import TOP_OUTPUTS, VOCABULARY_OUTPUTS, Manifest
 from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
 from sightline.service.engine.request import EncodeRequest, GenerateRequest, Request
 from sightline.service.engine.scheduler import RowCounts
-from sightline.service.engine.scores import TOP_OUTPUTS
-from sightline.service.runtime.runner import Array, Int32, Int64, Runner
+from sightline.service.runtime.runner import BLOCK_TOKENS, Array, Int32, Int64, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -140,11 +139,7 @@ class Rows:
     def load_prefix(self, row: int, block: int) -> None:
         """Copy a block of the prefix cache to a row, as if the row had read its tokens."""
         self._runner.load_prefix(block, row, self._num_read(row))
-        self._lengths[row] += PREFILL_TOKENS
-
-    def store_prefix(self, row: int, block: int) -> None:
-        """Copy the states of the last `PREFILL_TOKENS` tokens of a row to a block of the cache."""
-        self._runner.store_prefix(row, int(self._lengths[row]) - PREFILL_TOKENS, block)
+        self._lengths[row] += BLOCK_TOKENS
 
     def _num_read(self, row: int) -> int:
         """Return the number of tokens that a row in prefill has read; initialize it if 0."""
@@ -153,29 +148,27 @@ class Rows:
             self._runner.init_rows(row, {}, [0])
         return length
 
-    def start(self, generations: Sequence[Generation]) -> None:
-        """Add generations whose prompts are equal up to the last token to the running ones.
+    def start(self, generations: Sequence[Generation]) -> range:
+        """Add generations with the same prompt to the running ones, and return their rows.
 
-        These tokens have been read in the first row of the first generation. Its states are copied
-        to the other rows. The next step reads the last token of each prompt.
+        The prompt has been read in the first row of the first generation. Its states are copied to
+        the other rows. `advance` must follow, as after a step that reads the last token.
         """
+        first_row = self._num_running
         for generation in generations:
             for index in range(len(generation.rows)):
                 self._exchange(generation.rows[index], self._num_running)
                 self._num_running += 1
             del self._in_prefill[generation]
             self._running[generation] = None
-            self._token_ids[generation.rows] = generation.decoder_prompt_ids[-1]
-        rows = [row for generation in generations for row in generation.rows]
+        rows = range(first_row, self._num_running)
         num_read = len(generations[0].prefill_ids)
-        self._lengths[rows] = num_read
-        first, *others = rows
-        if not num_read:
-            for row in rows:
-                self._runner.init_rows(row, {}, [0])
-        elif others:
-            self._runner.fork([first] * len(others), others, [slice(num_read)] * len(others))
+        self._lengths[rows.start : rows.stop] = num_read - 1
+        others = rows[1:]
+        if others:
+            self._runner.fork([first_row] * len(others), others, [slice(num_read)] * len(others))
         self._choose_outputs()
+        return rows
 
     def hand_over(self, owner: RowOwner, successor: RowOwner) -> None:
         """Exchange the first rows of two requests in prefill, without their states."""

@@ -7,8 +7,6 @@ import numpy as np
 
 from sightline.service.runtime.runner import Array
 
-TOP_OUTPUTS = frozenset({"top_ids", "top_logprobs"})  # decoder outputs that every row needs
-
 
 class StepScores:
     """Scores of the next token for the rows of one step.

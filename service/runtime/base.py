@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from sightline.base.bundle import PREFILL_TOKENS, VOCABULARY_OUTPUTS, Manifest, State
+from sightline.base.bundle import TOP_OUTPUTS, VOCABULARY_OUTPUTS, Manifest, State
 from sightline.service.runtime.provider import (
     Provider,
     load_optional_session,
@@ -16,7 +16,7 @@ from sightline.service.runtime.provider import (
     run_options,
     session_options,
 )
-from sightline.service.runtime.runner import Array, Bools, Int32, Int64
+from sightline.service.runtime.runner import BLOCK_TOKENS, Array, Bools, Int32, Int64
 from sightline.service.runtime.thread_counts import Activity, ThreadPlan, shortest_run, threads_alone, tune_threads
 
 # A binding takes 30 kB, and as much time to create as a step of one row. Steps rarely need more.
@@ -30,6 +30,7 @@ ROW_INPUTS: Mapping[str, type[Any]] = {
     "lengths": np.int32,
     "source_lengths": np.int32,
     "whole_vocabulary": np.bool_,
+    "scored": np.bool_,
 }
 
 
@@ -241,6 +242,7 @@ class SessionRunner(ABC):
             "lengths": np.full(rows, min(SAMPLE_TOKENS, self._sizes["target"]) - 1, np.int32),
             "source_lengths": np.full(rows, min(SAMPLE_TOKENS, self._sizes["source"]), np.int32),
             "whole_vocabulary": np.zeros(rows, np.bool_),
+            "scored": np.ones(rows, np.bool_),
         }
         if self._tokens_per_step:
             inputs["token_ids"] = inputs["token_ids"][:, None]
@@ -335,7 +337,7 @@ class SessionRunner(ABC):
         if self._tokens_per_step:
             token_ids = token_ids[:, None]
         inputs: dict[str, Array] = {"token_ids": token_ids, "lengths": lengths, "source_lengths": source_lengths}
-        inputs["whole_vocabulary"] = whole
+        inputs |= {"whole_vocabulary": whole, "scored": np.ones(len(lengths), np.bool_)}
         arrays = binding.run(inputs, self._options)
         # After the run, so that a step that raises leaves states of fixed size unchanged.
         for group in self._groups:
@@ -355,7 +357,10 @@ class SessionRunner(ABC):
         binding = StepBinding(
             self._session("decoder"), row, 1, outputs, self._groups, {}, self.provider, len(token_ids)
         )
-        arrays = binding.run({"token_ids": token_ids[None], "lengths": np.array([length], np.int32)}, options)
+        scored = np.array([not (TOP_OUTPUTS | VOCABULARY_OUTPUTS).isdisjoint(outputs)])
+        inputs: dict[str, Array] = {"token_ids": token_ids[None], "lengths": np.array([length], np.int32)}
+        inputs["scored"] = scored
+        arrays = binding.run(inputs, options)
         for group in self._groups:
             group.finish_step(slice(row, row + 1))
         if not all(group.is_finite(row, slice(length, length + len(token_ids))) for group in self._groups):
@@ -364,11 +369,11 @@ class SessionRunner(ABC):
 
     def store_prefix(self, row: int, first_token: int, block: int) -> None:
         for group in self._groups:
-            group.store_prefix(row, slice(first_token, first_token + PREFILL_TOKENS), block)
+            group.store_prefix(row, slice(first_token, first_token + BLOCK_TOKENS), block)
 
     def load_prefix(self, block: int, row: int, first_token: int) -> None:
         for group in self._groups:
-            group.load_prefix(block, row, slice(first_token, first_token + PREFILL_TOKENS))
+            group.load_prefix(block, row, slice(first_token, first_token + BLOCK_TOKENS))
 
     def swap(self, first: int, second: int, target_tokens: int) -> None:
         for group in self._groups:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from sightline.base.bundle import PREFILL_TOKENS, BundleError, Manifest, State
+from sightline.base.bundle import BundleError, Manifest, State
 from sightline.service.runtime.base import SessionRunner, StateGroup
 from sightline.service.runtime.provider import run_options
-from sightline.service.runtime.runner import Array, Int32, Int64, group_states
+from sightline.service.runtime.runner import BLOCK_TOKENS, Array, Int32, Int64, group_states
 from sightline.service.runtime.state_memory import PagedArray, prefix_block_bytes, row_bytes
 
 _DTYPES: dict[str, type[Any]] = {
@@ -42,7 +42,7 @@ class _ArrayGroup(StateGroup):
             written = PagedArray(shape, states[0].dtype)
         self._pages = (read, written)
         self._rows, self._outputs = read.values, written.values
-        block_shape = self.row_shape({**sizes, "target": PREFILL_TOKENS})
+        block_shape = self.row_shape({**sizes, "target": BLOCK_TOKENS})
         self._blocks = PagedArray((len(states), num_blocks, *block_shape), states[0].dtype).values
 
     def bind(self, io: Any, first: int, count: int) -> None:

@@ -20,6 +20,9 @@ Bools = NDArray[np.bool_]
 Array = NDArray[Any]
 
 
+BLOCK_TOKENS = 8  # number of tokens whose states are in one block of the prefix cache
+
+
 class RuntimeUnavailableError(UsageError):
     """The requested provider cannot be used. The message states the reason."""
 
@@ -48,7 +51,7 @@ class Runner(Protocol):
     def num_prefix_blocks(self) -> int:
         """Number of blocks for `store_prefix`; 0 if the runner has none.
 
-        A block holds the states of `PREFILL_TOKENS` consecutive tokens of a row.
+        A block holds the states of `BLOCK_TOKENS` consecutive tokens of a row.
         """
         ...
 
@@ -96,15 +99,18 @@ class Runner(Protocol):
 
         The row has processed `length` tokens before. A call that raises can be repeated with the
         same arguments and the same results. `outputs` names outputs of the decoder graph, without
-        states and scores. The results have no batch axis: `hidden` (S, M), attention maps (H, L, S,
-        columns). The caller may keep them.
+        states. The results have no batch axis: `hidden` (S, M), attention maps (H, L, S, columns),
+        scores of the token after the last one, (V,) or (K,). The caller may keep them.
+
+        The cuts of a prompt do not change a bit of its results if each call has at least two
+        tokens. A single token is computed by another kernel.
 
         Raises `FloatingPointError` if a new value of a state is NaN or infinite.
         """
         ...
 
     def store_prefix(self, row: int, first_token: int, block: int) -> None:
-        """Copy the states of `PREFILL_TOKENS` tokens of a row to a block, from `first_token` on."""
+        """Copy the states of `BLOCK_TOKENS` tokens of a row to a block, from `first_token` on."""
         ...
 
     def load_prefix(self, block: int, row: int, first_token: int) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.base.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest
-from sightline.service.runtime.runner import Array
+from sightline.base.bundle import MAX_BEAMS, Manifest
+from sightline.service.runtime.runner import BLOCK_TOKENS, Array
 
 if TYPE_CHECKING:  # that module needs ONNX Runtime
     from sightline.service.runtime.provider import Provider
@@ -53,10 +53,10 @@ def row_bytes(manifest: Manifest) -> int:
 
 
 def prefix_block_bytes(manifest: Manifest) -> int:
-    """Return the bytes of a block of `PREFILL_TOKENS` in the prefix cache; 0 if there is none."""
+    """Return the bytes of a block of the prefix cache; 0 if there is none."""
     if not manifest.has_prefix_states:
         return 0
-    return _state_bytes(manifest, {"target": PREFILL_TOKENS})
+    return _state_bytes(manifest, {"target": BLOCK_TOKENS})
 
 
 def _state_bytes(manifest: Manifest, sizes: Mapping[str, int]) -> int:

@@ -18,9 +18,9 @@ MAX_BEAMS = 8
 # search considers twice as many candidates as it has beams, and may have to skip the end token.
 # With more end tokens or suppressed tokens, it may need all scores.
 TOP_TOKENS = 2 * MAX_BEAMS + 1
+TOP_OUTPUTS = frozenset({"top_ids", "top_logprobs"})  # of a decoder graph, needed for every row
 VOCABULARY_OUTPUTS = frozenset({"logits", "logprobs"})  # of a decoder graph, over the whole vocabulary
-# The decoder graph of a decoder-only model reads a prompt in chunks of this number of tokens.
-PREFILL_TOKENS = 32
+PREFILL_TOKENS = 32  # of a chunk of a prompt, for a decoder-only model; the last may have half as many more
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Task = Literal[
@@ -93,10 +93,10 @@ class Graph(_Part):
     and attention maps.
 
     The decoder graph of a decoder-only model also computes prompts. It takes `token_ids` (B, S)
-    int64, `lengths` (B,) int32 (number of tokens in the cache of each row) and the states. It is
-    called with one token for each row, or with several tokens of one row. It returns `hidden` (B,
-    S, M) after the final normalization, the updated states, attention maps, and the scores of the
-    next token as above; these have no rows if a row has several tokens.
+    int64, `lengths` (B,) int32 (number of tokens in the cache of each row), `scored` (B,) bool and
+    the states. It is called with one token for each row, or with several tokens of one row. It
+    returns `hidden` (B, S, M) after the final normalization, the updated states, attention maps,
+    and the scores of the next token as above, only for the rows that `scored` marks.
 
     The `similar` graph reads `token_ids` (N,) int64 and returns `cosines` (N, V). The `predict`
     graph reads rows of `hidden` (N, M) and returns the `logits` (N, V) of the tokens there.

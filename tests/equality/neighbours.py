@@ -1,13 +1,13 @@
 """Bitwise comparison of a runner's outputs for a sequence alone and in a batch."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.base.bundle import PREFILL_TOKENS, VOCABULARY_OUTPUTS, Manifest
-from sightline.service.engine.scores import TOP_OUTPUTS
+from sightline.base.bundle import PREFILL_TOKENS, TOP_OUTPUTS, VOCABULARY_OUTPUTS, Manifest
 from sightline.service.runtime.runner import Runner
 
 Array = NDArray[Any]
@@ -17,6 +17,8 @@ FIRST_ID = 3  # smaller ones mark padding, beginning and end
 STEPS = 3
 SHORT_LENGTHS = (1, 3, 7, 17)
 BATCH_SIZES = (2, 3, 5)
+LONG_PROMPT = 150
+CHUNKS = (2, 3, 8, 33, 48, LONG_PROMPT)  # without a single token, see `Runner.prefill`
 
 
 def assert_bits_do_not_depend_on_batch(runner: Runner, lengths: Sequence[int] = SHORT_LENGTHS) -> None:
@@ -25,6 +27,8 @@ def assert_bits_do_not_depend_on_batch(runner: Runner, lengths: Sequence[int] = 
     if "similar" in manifest.tasks:
         assert_comparisons_do_not_depend_on_each_other(runner, random)
     longest = manifest.limits.max_source_tokens - STEPS
+    if manifest.is_decoder_only:
+        assert_bits_do_not_depend_on_cuts(runner, random, min(LONG_PROMPT, longest))
     for length in lengths:
         own = draw(random, manifest, length), draw(random, manifest, STEPS)
         alone = run_rows(runner, [own], 0)
@@ -34,6 +38,22 @@ def assert_bits_do_not_depend_on_batch(runner: Runner, lengths: Sequence[int] = 
             row = number % size
             together = run_rows(runner, [*mates[:row], own, *mates[row:]], row)
             assert_same_bits(together, alone, f"{length} tokens in row {row} of {size}, the others of {mate_length}")
+
+
+def assert_bits_do_not_depend_on_cuts(runner: Runner, random: np.random.Generator, length: int) -> None:
+    """Compare a prompt in chunks of different sizes, and the steps after it."""
+    prompt, targets = draw(random, runner.manifest, length), draw(random, runner.manifest, STEPS)
+    kept = {state.output for state in runner.manifest.states}
+    names = [name for name in runner.manifest.decoder_graph.outputs if name not in kept]
+    found = list[Outputs]()
+    for size in CHUNKS:
+        runner.init_rows(0, {}, [0])
+        cuts = [*range(0, length - 1, size), length]
+        chunks = [runner.prefill(0, prompt[first:last], first, names) for first, last in pairwise(cuts)]
+        hidden = np.concatenate([chunk["hidden"] for chunk in chunks])
+        last = {name: array if array.ndim == 1 else array[..., -1, :] for name, array in chunks[-1].items()}
+        found.append([{**last, "hidden": hidden}, *steps(runner, [(np.append(prompt, 0), targets)], 0)])
+        assert_same_bits(found[-1], found[0], f"{length} tokens in chunks of {size}")
 
 
 def assert_same_bits(given: Outputs, expected: Outputs, message: str) -> None:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from sightline.base.bundle import (
     LABEL_LOGITS,
     LABEL_OUTPUTS,
-    PREFILL_TOKENS,
     SCHEMA_VERSION,
     TOKEN_LABEL_KINDS,
     TOP_TOKENS,
@@ -32,7 +31,7 @@ from sightline.base.bundle import (
     Tokens,
     is_entailment,
 )
-from sightline.service.runtime.runner import Array, Bools, Int32, Int64
+from sightline.service.runtime.runner import BLOCK_TOKENS, Array, Bools, Int32, Int64
 
 KINDS: tuple[Literal["encoder", "cross", "decoder"], ...] = ("encoder", "cross", "decoder")
 LABELS = ("bad", "fair", "good")
@@ -241,7 +240,7 @@ class FakeRunner:
         self._source = np.full((max_rows, limits.max_source_tokens), GARBAGE, np.float32)
         self._read = np.full((max_rows, limits.max_target_tokens), GARBAGE, np.float32)
         self._hash = np.full((max_rows, 1), GARBAGE, np.float32)
-        self._blocks = np.full((num_prefix_blocks, PREFILL_TOKENS), GARBAGE, np.float32)
+        self._blocks = np.full((num_prefix_blocks, BLOCK_TOKENS), GARBAGE, np.float32)
         self._last_outputs: Mapping[str, Array] = {}
         self.num_encodes = 0
         self.num_prefills = 0
@@ -354,13 +353,16 @@ class FakeRunner:
             is_real = np.arange(read.shape[2]) <= length + np.arange(len(token_ids))[:, None]  # (S, columns)
             maps = self._maps("decoder", read, is_real[None])
             available |= {name: array[0][:, None] for name, array in maps.items()}  # (H, 1, S, columns)
+        if "top_ids" in outputs:
+            last = np.array([length + len(token_ids) - 1])
+            available |= {name: array[0] for name, array in self._scores(np.array([row]), last, last + 1).items()}
         return {name: available[name] for name in outputs}
 
     def store_prefix(self, row: int, first_token: int, block: int) -> None:
-        self._blocks[block] = self._read[row, first_token : first_token + PREFILL_TOKENS]
+        self._blocks[block] = self._read[row, first_token : first_token + BLOCK_TOKENS]
 
     def load_prefix(self, block: int, row: int, first_token: int) -> None:
-        num_read = first_token + PREFILL_TOKENS
+        num_read = first_token + BLOCK_TOKENS
         self._read[row, first_token:num_read] = self._blocks[block]
         self._hash[row] = _rolling_hash(self._read[row, :num_read].astype(int).tolist())
 
@@ -406,18 +408,8 @@ class FakeRunner:
             self._read[rows, lengths] = GARBAGE  # a kernel that fails may leave partial results
             raise FakeFaultError("step")
         self._read[rows, lengths] = token_ids
-        if self._manifest.is_decoder_only:
-            self._read_sources(rows, token_ids, lengths, source_lengths)
         self._hash[rows, 0] = _hash_of_next(self._hash[rows, 0].astype(np.int64), token_ids)
-        logits = self._logits(rows, lengths, source_lengths)
-        logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        top_ids = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_TOKENS]
-        available: dict[str, Array] = {
-            "logits": logits,
-            "logprobs": logprobs,
-            "top_logprobs": np.take_along_axis(logprobs, top_ids, axis=1),
-            "top_ids": top_ids,
-        }
+        available = self._scores(rows, lengths, source_lengths)
         if "cross_attention_0" in outputs:
             available |= self._step_maps("cross", self._source[rows] + lengths[:, None], source_lengths)
         if "decoder_attention_0" in outputs:
@@ -434,13 +426,20 @@ class FakeRunner:
     def terminate(self) -> None:
         self.is_terminated.set()
 
-    def _read_sources(self, rows: NDArray[np.intp], token_ids: Int64, lengths: Int32, source_lengths: Int32) -> None:
-        """Copy the prompts of rows that read their last token."""
-        for row, token_id, length, size in zip(rows, token_ids, lengths, source_lengths, strict=True):
-            if length < size:
+    def _scores(self, rows: NDArray[np.intp], lengths: Int32, source_lengths: Int32) -> dict[str, Array]:
+        """Return the scores of the tokens after those at the positions `lengths`."""
+        if self._manifest.is_decoder_only:  # the prompt is the source
+            for row, size in zip(rows, source_lengths, strict=True):
                 self._source[row, :size] = self._read[row, :size]
-                if token_id == self._faults.nan_id:
-                    self._source[row, length] = np.nan
+        logits = self._logits(rows, lengths, source_lengths)
+        logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        top_ids = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_TOKENS]
+        return {
+            "logits": logits,
+            "logprobs": logprobs,
+            "top_logprobs": np.take_along_axis(logprobs, top_ids, axis=1),
+            "top_ids": top_ids,
+        }
 
     def _logits(self, rows: NDArray[np.intp], lengths: Int32, source_lengths: Int32) -> NDArray[np.float32]:
         """Return logits (B, V): noise from a hash of the row's tokens, with one clear maximum."""

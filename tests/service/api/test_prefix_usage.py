@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sightline.base.bundle import PREFILL_TOKENS
 from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.runtime.runner import BLOCK_TOKENS
 from sightline.service.runtime.state_memory import prefix_block_bytes
 from tests.service.conftest import FakeBackend, Running, Start
 from tests.support.fake_runner import fake_manifest
@@ -21,14 +21,14 @@ SAMPLING = {"n": 3, "temperature": 2.0, "seed": 1}
 async def caching(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 400, "max_target_tokens": 400}
     manifests = fake_manifest("causal", decoder_start="source", **sizes), fake_manifest("translator", **sizes)
-    async with start(FakeBackend(tokenizer, manifests, num_prefix_blocks=20), default_model="causal") as running:
+    async with start(FakeBackend(tokenizer, manifests, num_prefix_blocks=80), default_model="causal") as running:
         yield running
 
 
 async def test_usage_reports_the_tokens_of_the_prompt_that_were_cached(caching: Running) -> None:
     first = await caching.result("/v1/generate", {"inputs": PROMPT})
     num_tokens = first["usage"]["input_tokens"]
-    whole = (num_tokens - 1) // PREFILL_TOKENS * PREFILL_TOKENS
+    whole = (num_tokens - 2) // BLOCK_TOKENS * BLOCK_TOKENS
     assert whole > 0
     assert first["usage"]["cached_tokens"] == 0
     second = await caching.result("/v1/generate", {"inputs": [PROMPT, PROMPT]})
@@ -56,7 +56,7 @@ async def test_usage_reports_the_tokens_of_the_prompt_that_were_cached(caching: 
 
 async def test_calls_of_other_keys_do_not_share_states_of_prompts(start: Start, tokenizer: TextTokenizer) -> None:
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 400, "max_target_tokens": 400}
-    backend = FakeBackend(tokenizer, (fake_manifest("causal", decoder_start="source", **sizes),), num_prefix_blocks=20)
+    backend = FakeBackend(tokenizer, (fake_manifest("causal", decoder_start="source", **sizes),), num_prefix_blocks=80)
     async with start(backend, keys=Path("tests/data/keys.json")) as running:
         found = []
         for key in ("sl-alice", "sl-boss", "sl-alice", "sl-boss"):
@@ -78,11 +78,11 @@ async def test_metrics_count_looked_up_and_cached_tokens_and_memory(caching: Run
     usage = [(await caching.result("/v1/generate", {"inputs": PROMPT}))["usage"] for _ in range(2)]
     await caching.result("/v1/encode", {"inputs": PROMPT})  # does not use the cache
     model = '{model_name="causal"}'
-    num_queried = sum(one["input_tokens"] - 1 for one in usage)  # the last token is read by the first step
+    num_queried = sum(one["input_tokens"] for one in usage)
     assert await caching.metric(f"sightline_prefix_cache_queries_total{model}") == num_queried
     assert await caching.metric(f"sightline_prefix_cache_hits_total{model}") == usage[1]["cached_tokens"] > 0
     block = prefix_block_bytes(caching.backend.manifests[0])
-    num_blocks = usage[1]["cached_tokens"] // PREFILL_TOKENS
+    num_blocks = usage[1]["input_tokens"] // BLOCK_TOKENS
     memory = (await caching.client.get("/v1/models/causal")).json()["memory"]
-    assert (memory["max_prefix_cache_bytes"], memory["prefix_cache_bytes"]) == (20 * block, num_blocks * block)
+    assert (memory["max_prefix_cache_bytes"], memory["prefix_cache_bytes"]) == (80 * block, num_blocks * block)
     assert await caching.metric(f"sightline_model_prefix_cache_bytes{model}") == num_blocks * block

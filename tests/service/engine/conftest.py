@@ -22,7 +22,7 @@ from sightline.service.engine.request import (
 )
 from sightline.service.engine.scores import StepScores
 from sightline.service.parameters import GenerateParameters
-from sightline.service.runtime.runner import Array, Bools, Int32, Int64, Runner
+from sightline.service.runtime.runner import BLOCK_TOKENS, Array, Bools, Int32, Int64, Runner
 from tests.support.fake_runner import PRIME, FakeFaultError, FakeRunner, Faults, fake_manifest
 
 FAR = 1e9
@@ -233,8 +233,8 @@ class CheckedRunner:
 
     def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
         assert self.manifest.is_decoder_only
-        assert 0 < len(token_ids) <= PREFILL_TOKENS
-        assert length % PREFILL_TOKENS == 0
+        assert (1 if not length else 2) <= len(token_ids) <= 1.5 * PREFILL_TOKENS
+        assert length % BLOCK_TOKENS == 0
         assert length == len(self.rows[row].read)
         given = self.inner.prefill(row, token_ids, length, outputs)
         self.rows[row].read += token_ids.tolist()
@@ -243,13 +243,13 @@ class CheckedRunner:
 
     def store_prefix(self, row: int, first_token: int, block: int) -> None:
         assert 0 <= block < self.num_prefix_blocks
-        assert first_token % PREFILL_TOKENS == 0
-        assert len(self.rows[row].read) == first_token + PREFILL_TOKENS
-        self.blocks[block] = self.rows[row].read[:]
+        assert first_token % BLOCK_TOKENS == 0
+        assert len(self.rows[row].read) >= first_token + BLOCK_TOKENS
+        self.blocks[block] = self.rows[row].read[: first_token + BLOCK_TOKENS]
         self.inner.store_prefix(row, first_token, block)
 
     def load_prefix(self, block: int, row: int, first_token: int) -> None:
-        assert self.rows[row].read == self.blocks[block][:first_token] and first_token % PREFILL_TOKENS == 0
+        assert self.rows[row].read == self.blocks[block][:first_token] and first_token % BLOCK_TOKENS == 0
         self.rows[row].read = self.blocks[block][:]
         self.inner.load_prefix(block, row, first_token)
 
@@ -307,9 +307,8 @@ class CheckedRunner:
         self.stepped += rows
         assert lengths.tolist() == [len(row.read) for row in rows]
         if self.manifest.is_decoder_only:  # the source is the first part of what was read
-            for row, size, token_id in zip(rows, source_lengths.tolist(), token_ids.tolist(), strict=True):
-                if len(row.read) == size - 1:
-                    row.source = [*row.read, token_id]
+            for row, size in zip(rows, source_lengths.tolist(), strict=True):
+                row.source = row.read[:size]
         assert source_lengths.tolist() == [len(row.source) for row in rows]
         is_retry = self.retries_left > 0
         self.retries_left -= is_retry

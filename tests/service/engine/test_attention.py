@@ -169,7 +169,7 @@ def decoder_only() -> Manifest:
 
 
 def prompts() -> list[tuple[int, ...]]:
-    """Return prompts of one token, of whole chunks, and of one token more or less."""
+    """Return prompts of one token, of one and two chunks."""
     lengths = (1, 2, PREFILL_TOKENS, PREFILL_TOKENS + 1, PREFILL_TOKENS + 2, 2 * PREFILL_TOKENS + 1)
     return [tuple(int(one) for one in np.random.default_rng(length).integers(3, 40, length)) for length in lengths]
 

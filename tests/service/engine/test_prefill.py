@@ -69,12 +69,12 @@ def alone(one: GenerateRequest, manifest: Manifest) -> list[list[int]]:
 @pytest.mark.parametrize("length", [1, 2, PREFILL_TOKENS, PREFILL_TOKENS + 1, PREFILL_TOKENS + 2, 3 * PREFILL_TOKENS])
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
 def test_a_prompt_of_any_length_is_read_once(length: int, parameters: GenerateParameters, manifest: Manifest) -> None:
-    """`CheckedRunner` checks that prompts are cut at multiples of the chunk size."""
+    """`CheckedRunner` checks that no chunk of a longer prompt has a single token."""
     runner = CheckedRunner(4, manifest)
     harness, source = Harness(runner=runner), prompt(length)
     active = harness.submit(request(source, parameters=parameters.model_copy(update={"max_new_tokens": 5})))
     harness.run()
-    assert runner.prefilled == list(source[:-1])
+    assert runner.prefilled == list(source)
     if parameters is GREEDY:
         assert ids(harness, active) == [FakeRunner(manifest, 1).expected(source, 5)]
     else:
@@ -96,6 +96,17 @@ def test_running_rows_are_stepped_between_chunks(manifest: Manifest) -> None:
     assert runs == [2, 2, 2, 1]  # 219 tokens are 7 chunks
     assert ids(harness, running) == alone(running.request, manifest)  # type: ignore[arg-type]
     assert ids(harness, long) == alone(long.request, manifest)  # type: ignore[arg-type]
+
+
+def test_the_end_of_a_prompt_returns_the_first_token_before_the_next_step(manifest: Manifest) -> None:
+    runner, events = Timed(4, manifest), list[Any]()
+    harness, source = runner.harness, prompt(40)
+    harness.submit(request(source, stream=True), events.append)
+    harness.engine.step()
+    assert runner.calls == ["prefill"]
+    assert [event.token.id for event in events] == FakeRunner(manifest, 1).expected(source, 1)
+    harness.engine.step()
+    assert runner.calls == ["prefill", "step"]
 
 
 def test_rows_in_prefill_are_not_stepped(manifest: Manifest) -> None:
@@ -121,9 +132,9 @@ def test_a_short_prompt_overtakes_a_long_one_which_still_makes_progress(manifest
     for seed in range(3):
         name = f"short {seed}"
         harness.submit(request(prompt(20, seed + 1), name), lambda _, name=name: order.append(name))  # type: ignore[misc]
-    for _ in range(6):
+    for _ in range(9):  # after the end of a prompt, a call only steps the rows
         harness.engine.step()
-    assert len(runner.prefilled) == 4 * PREFILL_TOKENS + 3 * 19
+    assert len(runner.prefilled) == 4 * PREFILL_TOKENS + 3 * 20
     harness.run()
     assert order[-1] == "long"
 
@@ -135,18 +146,9 @@ def test_samples_of_one_prompt_share_its_prefill(manifest: Manifest) -> None:
     search = harness.submit(request(source, parameters=BEAMS))
     harness.engine.step(limit_s=0.001)  # a limit of batches, not of prompts
     harness.run()
-    assert runner.prefilled == list(source[:-1])
+    assert runner.prefilled == list(source)
     for active in (*samples, search):
         assert ids(harness, active) == alone(active.request, manifest)  # type: ignore[arg-type]
-
-
-def test_prompts_that_differ_in_their_last_token_share_a_prefill(manifest: Manifest) -> None:
-    runner, source = Timed(8, manifest), prompt(50)
-    handles = [runner.harness.submit(request((*source, last), parameters=BEAMS)) for last in (5, 6)]
-    runner.harness.run()
-    assert runner.prefilled == list(source)
-    for active in handles:
-        assert ids(runner.harness, active) == alone(active.request, manifest)  # type: ignore[arg-type]
 
 
 def test_other_calls_and_encode_requests_do_not_share_a_prefill(manifest: Manifest) -> None:
@@ -156,7 +158,7 @@ def test_other_calls_and_encode_requests_do_not_share_a_prefill(manifest: Manife
         harness.submit(request(source, call))
     harness.submit(EncodeRequest("a", source, FAR))
     harness.run()
-    assert len(runner.prefilled) == 49 + 49 + 50
+    assert len(runner.prefilled) == 3 * 50
 
 
 @pytest.mark.parametrize("victims", [(0,), (1,), (0, 1), (2, 0), (0, 1, 2)])
@@ -180,7 +182,7 @@ def test_a_shared_prefill_survives_the_cancellation_of_some_requests(
             assert ids(harness, active) == alone(active.request, manifest)  # type: ignore[arg-type]
     assert ids(harness, other) == alone(other.request, manifest)  # type: ignore[arg-type]
     if len(victims) < len(handles):
-        assert len(runner.prefilled) == 149 + 69  # nothing was read twice
+        assert len(runner.prefilled) == 150 + 70  # nothing was read twice
 
 
 def test_a_deadline_ends_a_prefill(manifest: Manifest) -> None:
@@ -191,7 +193,7 @@ def test_a_deadline_ends_a_prefill(manifest: Manifest) -> None:
     harness.run()
     assert harness.final(late) == Failed("deadline_exceeded")
     assert ids(harness, other) == alone(other.request, manifest)  # type: ignore[arg-type]
-    assert len(runner.prefilled) < 199 + 99
+    assert len(runner.prefilled) < 200 + 100
 
 
 def test_results_do_not_depend_on_the_batch_or_the_time_of_arrival(manifest: Manifest) -> None:
@@ -245,7 +247,7 @@ def test_encode_requests_return_the_hidden_states_of_the_prompt(manifest: Manife
 # Faults
 
 
-@pytest.mark.parametrize("call", range(1, 9))
+@pytest.mark.parametrize("call", range(1, 8))
 def test_a_prefill_that_fails_ends_the_requests_with_that_prompt_alone(
     call: int, manifest: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -302,7 +304,7 @@ def test_a_decoder_that_fails_for_all_running_rows_leaves_prompts_in_prefill(man
     harness.run()
     assert harness.final(running) == Failed("internal")
     assert ids(harness, long) == alone(long.request, manifest)  # type: ignore[arg-type]
-    assert len(runner.prefilled) == 149
+    assert len(runner.prefilled) == 1 + 150
 
 
 class Breaking(FakeRunner):
@@ -329,7 +331,8 @@ def test_prompts_that_cause_failures_do_not_end_an_engine_that_runs_the_known_in
         harness.submit(request(prompt(9, seed), parameters=GenerateParameters(min_new_tokens=100, max_new_tokens=100)))
         for seed in (1, 2)
     ]
-    harness.engine.step()
+    for _ in range(2):
+        harness.engine.step()
     for number in range(2 * MAX_FAILURES):
         bad = harness.submit(request((5, BREAKING, 6), f"call {number}"))
         harness.engine.step()

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sightline.base.bundle import PREFILL_TOKENS, Manifest
+from sightline.base.bundle import Manifest
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.prefix_cache import PrefixCache, next_key, scope_key
 from sightline.service.engine.request import Cancelled, Encoded, EncodeRequest, Failed, Generated, GenerateRequest
 from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.runner import BLOCK_TOKENS
 from tests.service.engine.conftest import FAR, CheckedRunner, Harness, run_alone
 from tests.support.fake_runner import HIDDEN, Faults, fake_manifest
 
@@ -40,7 +41,7 @@ def request(source: Sequence[int], call: str = "p", **fields: Any) -> GenerateRe
     return GenerateRequest(call, tuple(source), FAR, **fields)
 
 
-def cached(manifest: Manifest, num_blocks: int = 16, **settings: Any) -> Harness:
+def cached(manifest: Manifest, num_blocks: int = 64, **settings: Any) -> Harness:
     """Return an engine with a prefix cache; `CheckedRunner` checks the tokens of each block."""
     return Harness(runner=CheckedRunner(9, manifest, num_prefix_blocks=num_blocks), **settings)
 
@@ -65,25 +66,25 @@ def assert_equals_alone(generated: Generated, one: GenerateRequest, manifest: Ma
 
 @pytest.mark.parametrize("parameters", [GREEDY, SAMPLED, BEAMS], ids=["greedy", "sampled", "beams"])
 @pytest.mark.parametrize("attention", [frozenset[str](), DECODER_MAPS], ids=["", "maps"])
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 34, 65, 100])
-def test_a_repeated_prompt_computes_only_its_last_chunk(
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 10, 11, 65, 100])
+def test_a_repeated_prompt_computes_only_its_end(
     length: int, attention: frozenset[str], parameters: GenerateParameters, manifest: Manifest
 ) -> None:
-    """The last token is read by the first step, so `length` - 1 tokens are read before."""
+    """A chunk of at least two tokens returns the scores of the first new token."""
     harness, source = cached(manifest), tokens(length)
     one = request(source, parameters=parameters, attention=attention)
-    num_whole = (length - 1) // PREFILL_TOKENS * PREFILL_TOKENS
+    num_whole = max(0, length - 2) // BLOCK_TOKENS * BLOCK_TOKENS
     for num_cached in (0, num_whole, num_whole):
         active = harness.submit(one)
         harness.run()
-        assert prefilled(harness) == list(source[num_cached:-1])
+        assert prefilled(harness) == list(source[num_cached:])
         assert harness.generated(active).num_cached_tokens == num_cached
         assert_equals_alone(harness.generated(active), one, manifest)
 
 
 def test_prompts_share_what_they_begin_with(manifest: Manifest) -> None:
     harness, begin = cached(manifest), tokens(70)
-    for tail, num_cached in ((tokens(50, 1), 0), (tokens(40, 2), 64), ((), 64), (tokens(50, 1), 96)):
+    for tail, num_cached in ((tokens(50, 1), 0), (tokens(40, 2), 64), ((), 64), (tokens(50, 1), 112)):
         active = harness.submit(request((*begin, *tail)))
         harness.run()
         assert harness.generated(active).num_cached_tokens == num_cached
@@ -92,12 +93,11 @@ def test_prompts_share_what_they_begin_with(manifest: Manifest) -> None:
 
 def test_the_next_turn_of_a_conversation_reuses_the_prompt_of_the_last(manifest: Manifest) -> None:
     harness, dialogue = cached(manifest), tokens(50)
-    num_tokens = 1  # of the last prompt
+    num_tokens = 0  # of the last prompt
     for turn in range(4):
         active = harness.submit(request(dialogue))
         harness.run()
-        expected = (num_tokens - 1) // PREFILL_TOKENS * PREFILL_TOKENS
-        assert harness.generated(active).num_cached_tokens == expected
+        assert harness.generated(active).num_cached_tokens == num_tokens // BLOCK_TOKENS * BLOCK_TOKENS
         num_tokens = len(dialogue)
         dialogue = (*dialogue, *harness.ids(active), *tokens(20, turn))
 
@@ -107,19 +107,18 @@ def test_equal_beginnings_of_prompts_that_arrive_together_are_computed_once(mani
     sources = [(*begin, *tokens(10 + 7 * number, number + 1)) for number in range(4)]
     handles = [harness.submit(request(source, f"client {number}")) for number, source in enumerate(sources)]
     harness.run()
-    num_tails = sum(len(source) - 1 - 192 for source in sources)
-    assert len(prefilled(harness)) == 192 + num_tails
+    assert len(prefilled(harness)) == 200 + sum(len(source) - 200 for source in sources)
     for active, source in zip(handles, sources, strict=True):
         assert_equals_alone(harness.generated(active), request(source), manifest)
 
 
 def test_samples_and_beams_of_one_prompt_still_share_one_prefill(manifest: Manifest) -> None:
     harness, source = cached(manifest), tokens(150)
-    for num_cached in (0, 128):
+    for num_cached in (0, 144):
         handles = [harness.submit(request(source, parameters=SAMPLED, seed=seed)) for seed in range(3)]
         handles.append(harness.submit(request(source, parameters=BEAMS)))
         harness.run()
-        assert prefilled(harness) == list(source[num_cached:-1])
+        assert prefilled(harness) == list(source[num_cached:])
         for active in handles:
             assert harness.generated(active).num_cached_tokens == num_cached
             assert isinstance(active.request, GenerateRequest)
@@ -140,7 +139,7 @@ def test_requests_for_rows_of_the_prompt_or_hidden_states_compute_them_and_fill_
         again = harness.submit(mapped)
         encoding = harness.submit(EncodeRequest("e", source, FAR))
         harness.run()
-        assert len(prefilled(harness)) == 3 + 99 + 100
+        assert len(prefilled(harness)) == 4 + 100 + 100
         assert harness.generated(again).num_cached_tokens == 0
         assert_equals_alone(harness.generated(again), mapped, manifest)
         encoded = harness.final(encoding)
@@ -158,7 +157,7 @@ def test_scopes_share_nothing(manifest: Manifest) -> None:
 
 def test_a_prompt_that_is_larger_than_the_cache_keeps_its_beginning(manifest: Manifest) -> None:
     harness, source = cached(manifest, num_blocks=3), tokens(200)
-    for num_cached in (0, 96, 96):
+    for num_cached in (0, 24, 24):
         active = harness.submit(request(source))
         harness.run()
         assert harness.generated(active).num_cached_tokens == num_cached
@@ -203,18 +202,18 @@ def test_the_observer_is_notified_of_prompts_that_use_the_cache(manifest: Manife
             queries.append((tokens, cached_tokens))
 
     queries: list[tuple[int, int]] = []
-    for num_blocks in (16, 0):
+    for num_blocks in (64, 0):
         harness, source = cached(manifest, num_blocks, observer=Noting()), tokens(100)
         for one in (request(source), request(source), EncodeRequest("e", source, FAR)):
             harness.submit(one)
             harness.run()
-    assert queries == [(99, 0), (99, 96)]
+    assert queries == [(100, 0), (100, 96)]
 
 
 def keys(count: int, scope: str = "") -> list[bytes]:
     found = [scope_key(scope)]
     for number in range(count):
-        found.append(next_key(found[-1], np.full(PREFILL_TOKENS, number)))
+        found.append(next_key(found[-1], np.full(BLOCK_TOKENS, number)))
     return found[1:]
 
 
@@ -235,5 +234,5 @@ def test_the_end_of_the_least_recently_used_prompt_loses_its_blocks_first() -> N
 
 def test_keys_depend_on_the_scope_and_on_all_tokens_before() -> None:
     assert len({*keys(4), *keys(4, "other")}) == 8
-    first, second = np.arange(PREFILL_TOKENS), np.arange(PREFILL_TOKENS) + 1
+    first, second = np.arange(BLOCK_TOKENS), np.arange(BLOCK_TOKENS) + 1
     assert next_key(next_key(scope_key(""), first), second) != next_key(next_key(scope_key(""), second), second)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sightline.base.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest, State
+from sightline.base.bundle import MAX_BEAMS, Manifest, State
 from sightline.base.bundle_files import read_manifest
+from sightline.service.runtime.runner import BLOCK_TOKENS
 from sightline.service.runtime.state_memory import MAX_AUTO_ROWS, prefix_block_bytes, row_bytes, rows_within, trim_heap
 from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
 
@@ -48,11 +49,11 @@ def test_a_classifier_has_no_rows() -> None:
 @pytest.mark.parametrize(
     ("bundle", "size"),
     [
-        ("smalltalk-chat-gatt", 4 * 4 * PREFILL_TOKENS * 128 * 2),  # bytes, layers, tokens, width, key and value
+        ("smalltalk-chat-gatt", 4 * 4 * BLOCK_TOKENS * 128 * 2),  # bytes, layers, tokens, width, key and value
         ("multi30k-en-de", 0),  # its states depend on a source
     ],
 )
-def test_a_block_of_prefixes_takes_the_states_of_a_chunk(bundle: str, size: int) -> None:
+def test_a_block_of_prefixes_takes_the_states_of_its_tokens(bundle: str, size: int) -> None:
     assert prefix_block_bytes(read_manifest(Path("bundles") / bundle)) == size
 
 
