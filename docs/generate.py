@@ -81,7 +81,7 @@ def api_schemas() -> dict[str, Any]:
 
 def is_request(name: str) -> bool:
     """Return True for objects that a client sends."""
-    return name.endswith("Body") or name in ("GenerateParameters", "AttentionSelection")
+    return name.endswith("Body") or name in ("GenerateParameters", "Constraint", "AttentionSelection")
 
 
 def object_sections(schemas: Mapping[str, Any]) -> dict[str, str]:

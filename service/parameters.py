@@ -24,6 +24,7 @@ from sightline.service.body_fields import (
     TextOrTexts,
     field_error,
 )
+from sightline.service.constraints import Constraint
 
 MAX_SEED = 2**53 - 1  # largest integer that every JSON reader keeps exact
 MAX_STOP_CHARACTERS = 64
@@ -337,6 +338,9 @@ class GenerateParameters(TextParameters, NullsOmitted):
     # API.
 
     top_logprobs: TopLogprobs = 0
+    constraint: Annotated[
+        Constraint | None, Field(description="JSON Schema, regular expression or grammar that the text must match.")
+    ] = None
     return_attention: Annotated[
         ReturnAttention, Field(description="Attention maps of each output; true returns all of them.")
     ] = None

@@ -109,7 +109,7 @@ def check_blank(text: str) -> str:
 def decoding_parameters(body: OllamaBody, model: ServedModel) -> GenerateParameters:
     """Return the parameters of a body; the model's defaults are used for those that are absent."""
     options = body.options or DecodingOptions()
-    requested = given_parameters(options) | {"top_logprobs": body.top_logprobs or 0}
+    requested = given_parameters(options) | {"top_logprobs": body.top_logprobs or 0, "constraint": body.constraint}
     length = model.manifest.generation.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
     if length is None or length < 1:
         requested["max_new_tokens"] = model.manifest.limits.max_target_tokens

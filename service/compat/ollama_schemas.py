@@ -13,11 +13,13 @@ from sightline.service.body_fields import (
     RequestBody,
     Texts,
     check_texts_without_ids,
+    construct,
     field_error,
     list_schema,
     must_equal,
 )
 from sightline.service.compat.common import Dimensions, Ignored
+from sightline.service.constraints import ANY_OBJECT, Constraint, check_schema
 from sightline.service.inference.results import Numbers
 from sightline.service.parameters import (
     MAX_TEMPERATURE,
@@ -87,6 +89,17 @@ class DecodingOptions(RequestBody):
     embedding_only: Ignored[bool] = None
 
 
+def _check_format(value: Any) -> Constraint | None:
+    if isinstance(value, str | None):
+        if value not in (None, "", "json"):
+            raise field_error("invalid_parameter", 'It must be "json" or a JSON Schema.')
+        return ANY_OBJECT if value else None
+    return construct(Constraint, json_schema=check_schema(value))
+
+
+_FORMAT: dict[str, Any] = {"anyOf": [{"enum": ["", "json"]}, {"type": "object"}, NULL]}
+
+
 class OllamaBody(RequestBody):
     """Fields that both text endpoints share."""
 
@@ -98,7 +111,9 @@ class OllamaBody(RequestBody):
         default=None, description="Number of top alternatives returned for each token; needs `logprobs: true`."
     )
     keep_alive: Ignored[float | str] = None
-    format: Annotated[Any, must_equal("")] = None
+    constraint: Annotated[Constraint | None, PlainValidator(_check_format), WithJsonSchema(_FORMAT)] = Field(
+        default=None, alias="format", description="Format of the text: `json`, any JSON object, or a JSON Schema."
+    )
     think: Annotated[Any, must_equal(False)] = None
     truncate: Ignored[bool] = None
     shift: Ignored[bool] = None

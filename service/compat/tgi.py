@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from sightline.service.api.endpoint import (
@@ -16,7 +16,7 @@ from sightline.service.api.endpoint import (
     ModelInQuery,
     event_of,
 )
-from sightline.service.body_fields import RequestBody, Text, Texts, must_equal
+from sightline.service.body_fields import RequestBody, Text, Texts, construct, must_equal
 from sightline.service.compat.common import (
     DataEventEncoder,
     blank_before,
@@ -24,6 +24,7 @@ from sightline.service.compat.common import (
     model_of_query,
     typed_errors,
 )
+from sightline.service.constraints import Constraint, check_schema, check_text
 from sightline.service.inference.generate import GenerateOutput, parameters_for
 from sightline.service.inference.language_choice import generating_model
 from sightline.service.inference.results import OutputToken, alternatives_of
@@ -45,6 +46,19 @@ from sightline.service.parameters import (
     TypicalP,
     given_parameters,
 )
+
+
+class Grammar(RequestBody):
+    type: Annotated[Literal["json", "json_schema", "regex"], Field(description="Kind of the value.")]
+    value: Annotated[Any, Field(description="JSON Schema, object with a `schema`, or regular expression.")]
+
+
+def constraint_of(grammar: Grammar) -> Constraint:
+    if grammar.type == "regex":
+        return construct(Constraint, regex=check_text(grammar.value, "value"))
+    is_named = grammar.type == "json_schema" and isinstance(grammar.value, dict)
+    schema = grammar.value.get("schema") if is_named else grammar.value
+    return construct(Constraint, json_schema=check_schema(schema, "value", *["schema"] * is_named))
 
 
 class TextGenerationParameters(RequestBody):
@@ -79,7 +93,9 @@ class TextGenerationParameters(RequestBody):
     decoder_input_details: Annotated[Any, must_equal(False)] = None
     watermark: Annotated[Any, must_equal(False)] = None
     truncate: Annotated[Any, must_equal()] = None
-    grammar: Annotated[Any, must_equal()] = None
+    constraint: Annotated[Grammar, AfterValidator(constraint_of)] | None = Field(
+        default=None, alias="grammar", description="JSON Schema or regular expression that the text must match."
+    )
     adapter_id: Annotated[Any, must_equal()] = None
 
     @property

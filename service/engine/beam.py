@@ -86,7 +86,7 @@ class BeamGeneration(Generation):
             stop = None if parent.stop is None else parent.stop.copy()
             logprob = float(scores.logprobs(rows[beam])[token_id]) if is_processed else total - parent.rank_score
             child = Child(beam, token_id, total, logprob, stop)
-            reason = self._reason_after(token_id, num_tokens, stop)
+            reason = self._reason_after(parent, token_id, num_tokens, stop)
             if reason is None:
                 children.append(child)
             elif rank < num_beams:

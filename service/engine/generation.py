@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import TOP_TOKENS, VOCABULARY_OUTPUTS, Manifest
@@ -128,12 +129,13 @@ class Generation(RowOwner, ABC):
         num_top = min(TOP_TOKENS, manifest.limits.vocabulary)
         self._reads_logits = (
             parameters.do_sample
+            or request.matcher is not None
             or changes_scores(parameters)
             or bool(manifest.generation.bad_words)
             or self._num_candidates + num_forbidden > num_top
         )
         maps = MapRecorder(request, encoder_maps, len(self.decoder_prompt_ids))
-        self._first = Hypothesis(maps, request.stop)
+        self._first = Hypothesis(maps, request.stop, request.matcher and request.matcher.copy())
         self.records_maps = bool(self._first.maps.steps)
         self.records_prompt = request.prompt_rows and "decoder" in request.attention
         self._row_sizes: list[int] = []  # number of map values that each step has added to a target
@@ -237,12 +239,16 @@ class Generation(RowOwner, ABC):
     def _processed(self, hypothesis: Hypothesis, scores: NDArray[Any]) -> NDArray[Any]:
         """Return scores (V,) after the request's logits processors."""
         changed = scores.copy()
+        if hypothesis.matcher is not None:
+            np.copyto(changed, -np.inf, where=~hypothesis.matcher.allowed())
         num_generated = len(hypothesis.ids) - len(self._prefix)
         process(self._processors, changed, [*self.decoder_prompt_ids, *hypothesis.ids], num_generated)
         return changed
 
     def _append(self, hypothesis: Hypothesis, scores: StepScores, row: int, token_id: int, logprob: float) -> None:
         count = self._num_alternatives
+        if hypothesis.matcher is not None and len(hypothesis.ids) >= len(self._prefix):
+            hypothesis.matcher.update(token_id)
         hypothesis.append(token_id, logprob, scores.alternatives(row, count) if count else ())
 
     def _reason_to_end(self, hypothesis: Hypothesis) -> FinishReason | None:
@@ -250,15 +256,18 @@ class Generation(RowOwner, ABC):
         num_tokens = len(hypothesis.ids)
         if num_tokens <= len(self._prefix):
             return "forced" if num_tokens == self._max_tokens else None
-        return self._reason_after(hypothesis.ids[-1], num_tokens, hypothesis.stop)
+        return self._reason_after(hypothesis, hypothesis.ids[-1], num_tokens, hypothesis.stop)
 
-    def _reason_after(self, token_id: int, num_tokens: int, stop: StopCondition | None) -> FinishReason | None:
+    def _reason_after(
+        self, hypothesis: Hypothesis, token_id: int, num_tokens: int, stop: StopCondition | None
+    ) -> FinishReason | None:
         """Return the finish reason if a hypothesis ends with a generated token.
 
-        `num_tokens` includes the token. The stop condition has not seen it yet.
+        `num_tokens` includes the token. The stop condition has not seen it yet. A text that had to
+        end before it satisfies its constraint was cut.
         """
         if token_id in self._end_ids:
-            return "eos"
+            return "eos" if hypothesis.matcher is None or hypothesis.matcher.is_complete else "length"
         if stop is not None and stop.update(token_id):
             return "stop"
         return "length" if num_tokens == self._max_tokens else None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from sightline.service.engine.recorded_maps import MapRecorder, RecordedMaps
-from sightline.service.engine.request import FinishReason, StopCondition, Target, Token
+from sightline.service.engine.request import FinishReason, Matcher, StopCondition, Target, Token
 
 Alternatives = tuple[tuple[int, float], ...]
 
@@ -14,6 +14,7 @@ class Hypothesis:
 
     maps: MapRecorder
     stop: StopCondition | None
+    matcher: Matcher | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     alternatives: list[Alternatives] = field(default_factory=list)
@@ -26,9 +27,9 @@ class Hypothesis:
 
     def fork(self) -> "Hypothesis":
         """Return a copy that continues independently, apart from its stop condition."""
-        return Hypothesis(
-            self.maps.fork(), self.stop, self.ids[:], self.logprobs[:], self.alternatives[:], self.rank_score
-        )
+        matcher = self.matcher and self.matcher.copy()
+        ids, logprobs, alternatives = self.ids[:], self.logprobs[:], self.alternatives[:]
+        return Hypothesis(self.maps.fork(), self.stop, matcher, ids, logprobs, alternatives, self.rank_score)
 
     def target(
         self, reason: FinishReason, num_prefix: int, length_penalty: float, num_forced: int, *, has_forced_end: bool

@@ -37,6 +37,30 @@ class StopCondition(Protocol):
         ...
 
 
+class Matcher(Protocol):
+    """State of a constraint on the generated tokens of a hypothesis."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the text so far satisfies the constraint."""
+        ...
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return the tokens (V,) that may come next; end tokens only if the text is complete.
+
+        A state from which no text is reached, or which exceeds a limit, allows only end tokens.
+        """
+        ...
+
+    def update(self, token_id: int) -> None:
+        """Process a generated token."""
+        ...
+
+    def copy(self) -> "Matcher":
+        """Return a copy with the same state, for another hypothesis."""
+        ...
+
+
 @dataclass
 class MapBudget:
     """Remaining number of attention map values of one call, shared by its requests.
@@ -85,6 +109,7 @@ class GenerateRequest:
     # Ascending indices of source tokens that the encoder reads, but the decoder cannot attend to.
     hidden_source_tokens: tuple[int, ...] = ()
     stop: StopCondition | None = None  # receives the generated tokens, without the prefix
+    matcher: Matcher | None = None  # of the constraint in the parameters; has processed the client's prefix
     attention: frozenset[str] = frozenset()  # kinds of attention maps to record
     prompt_rows: bool = False  # record the rows of the prompt too; only for decoder-only models
     decoder_part: MapPart | None = None  # layers and heads of the decoder map to return; all if None

@@ -71,6 +71,6 @@ class SingleGeneration(Generation):
         return token_id, float(scores.logprobs(row)[token_id])
 
     def _pick(self, logits: NDArray[Any]) -> int:
-        if self._processors:
+        if self._processors or self._first.matcher is not None:
             logits = self._processed(self._first, logits)
         return int(logits.argmax()) if self._sampler is None else self._sampler.draw(logits)

@@ -19,9 +19,10 @@ from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import IdLists, Texts
 from sightline.service.engine.recorded_maps import ENCODER_KINDS
-from sightline.service.engine.request import Generated, GenerateRequest, Target, Timings, Token
+from sightline.service.engine.request import Generated, GenerateRequest, Matcher, Target, Timings, Token
 from sightline.service.engine.throughput import Throughput
 from sightline.service.inference.call import (
+    INLINE_CHARACTERS,
     AdmittedCall,
     AnyInputs,
     Call,
@@ -232,7 +233,7 @@ def _check_split_sentences(model: ServedModel, parameters: GenerateParameters, *
     if stream and parameters.return_attention is not None:
         message = "{split_sentences} has no {return_attention} in a stream; leave out one of them, or do not stream."
         raise ApiError("unsupported_parameter", message, field="split_sentences")
-    for field in ("target_prefix", "hidden_source_tokens"):
+    for field in ("target_prefix", "hidden_source_tokens", "constraint"):
         if getattr(parameters, field) not in (None, ()):
             message = f"{{split_sentences}} cannot be combined with {{{field}}}; leave out one of them."
             raise ApiError("unsupported_parameter", message, field="split_sentences")
@@ -322,7 +323,8 @@ class Decoding:
             prefixes = await self._read_targets(targets, sources)
         elif self.parameters.target_prefix is not None:
             prefixes = await self._read_prefixes(self.parameters.target_prefix, sources)
-        self.requests = self._make_requests(sources, prefixes, stream=stream)
+        matchers = await self._matchers(prefixes or [()])
+        self.requests = self._make_requests(sources, prefixes, matchers, stream=stream)
         num_known = sum([len(request.target_prefix) for request in self.requests])
         num_tokens, units = expected_work(throughput, self.parameters)  # without the tokens of a forced target
         admitted.reservation.units = units * count + self.parameters.num_beams * num_known
@@ -369,8 +371,25 @@ class Decoding:
         num_forced = len(self.languages.target_prefix)
         return [self.model.manifest.max_new_tokens_for(len(source)) - num_forced for source in sources]
 
+    async def _matchers(self, prefixes: Sequence[Ids]) -> Sequence[Matcher | None]:
+        """Return the state of the constraint after each prefix."""
+        constraint = self.parameters.constraint
+        if constraint is None:
+            return [None] * len(prefixes)
+
+        def work() -> list[Matcher]:
+            compiled = self.model.compile_constraint(constraint)
+            return [compiled.after(prefix) for prefix in prefixes]
+
+        return await self.call.tokenize(work, [range(INLINE_CHARACTERS + 1)])  # always in a thread
+
     def _make_requests(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids] | None, *, stream: bool
+        self,
+        sources: Sequence[Ids],
+        prefixes: Sequence[Ids] | None,
+        matchers: Sequence[Matcher | None],
+        *,
+        stream: bool,
     ) -> list[GenerateRequest]:
         """Create `num_samples` requests for each source and its prefix.
 
@@ -395,6 +414,7 @@ class Decoding:
                     target_prefix=(*forced, *prefix),
                     num_forced=len(forced),
                     stop=StopStrings(TextStream(tokenizer, stop, prefix)) if stop else None,
+                    matcher=matchers[index % len(matchers)],
                     hidden_source_tokens=hidden,
                     attention=maps.kinds if maps else frozenset(),
                     prompt_rows=maps is not None and maps.has_prompt_rows,

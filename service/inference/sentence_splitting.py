@@ -130,7 +130,7 @@ def splits(model: ServedModel, parameters: GenerateParameters, is_whole: bool) -
 
 def _is_about_tokens(parameters: GenerateParameters, is_whole: bool) -> bool:
     """Return True if a call asks for values of tokens beside the text, or sets some of them."""
-    asks = parameters.top_logprobs, parameters.return_attention, parameters.hidden_source_tokens
+    asks = parameters.top_logprobs, parameters.return_attention, parameters.hidden_source_tokens, parameters.constraint
     return is_whole or any(asks) or parameters.target_prefix is not None
 
 

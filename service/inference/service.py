@@ -1,7 +1,7 @@
 """The served models and the state of the process: loading, ready or draining."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -25,6 +25,8 @@ from sightline.service.traces import SHUTDOWN_TIMEOUT_S, Traces, traces_endpoint
 
 if TYPE_CHECKING:
     from sightline.base.text.chat import ChatFormatter
+    from sightline.service.constraints import Constraint
+    from sightline.service.inference.masks import TokenMatcher
 
 DefaultTask = Task | Literal["chat", "zero-shot"]
 ENCODER_TASKS = frozenset[Task]({"encode", "attention", "similar"})  # of a model without a decoder and without a head
@@ -67,6 +69,14 @@ class ServedModel:
         from sightline.base.text.chat import ChatFormatter  # Jinja is loaded only for models that chat
 
         return ChatFormatter(self.manifest.chat, self.source_tokenizer)
+
+    @cached_property
+    def compile_constraint(self) -> "Callable[[Constraint], TokenMatcher]":
+        """The function that compiles a constraint on generated texts; see `compiler_of`."""
+        from sightline.service.inference.masks import compiler_of  # the library is loaded only when it is needed
+
+        manifest = self.manifest
+        return compiler_of(self.target_tokenizer, manifest.limits.vocabulary, manifest.tokens.end_ids)
 
     @property
     def translates(self) -> bool:

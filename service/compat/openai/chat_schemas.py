@@ -19,7 +19,6 @@ class ChatBody(DecodingBody):
     top_logprobs: TopLogprobs | None = Field(
         default=None, description="Number of top alternatives returned for each token; needs `logprobs: true`."
     )
-    response_format: Annotated[Any, must_equal({"type": "text"})] = None
     modalities: Annotated[Any, must_equal(["text"])] = None
     tools: Annotated[Any, must_equal([])] = None
     tool_choice: Annotated[Any, must_equal("none")] = None

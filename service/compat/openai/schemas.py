@@ -14,10 +14,12 @@ from sightline.service.body_fields import (
     TextOrTexts,
     TextsOrIds,
     TextsWithoutIds,
+    construct,
     field_error,
     must_equal,
 )
 from sightline.service.compat.common import Dimensions, Ignored, parameters_by_temperature
+from sightline.service.constraints import ANY_OBJECT, Constraint, JsonSchema
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import GenerateWarning
 from sightline.service.inference.results import Numbers
@@ -55,6 +57,30 @@ class StreamOptions(RequestBody):
     include_obfuscation: Annotated[Any, must_equal(False)] = None
 
 
+class NamedSchema(RequestBody):
+    name: Ignored[str] = None
+    description: Ignored[str] = None
+    json_schema: Annotated[JsonSchema, Field(alias="schema", description="JSON Schema that the text must match.")]
+    strict: Ignored[bool] = None
+
+
+class ResponseFormat(RequestBody):
+    type: Annotated[
+        Literal["text", "json_object", "json_schema"],
+        Field(description="`json_object` is any JSON object, and `json_schema` a text that matches the schema."),
+    ]
+    json_schema: Annotated[NamedSchema | None, Field(description="Schema of the type `json_schema`.")] = None
+
+
+def constraint_of(format_: ResponseFormat) -> Constraint | None:
+    if (format_.type == "json_schema") != (format_.json_schema is not None):
+        message = "It is required by the type json_schema, and not allowed with another one."
+        raise field_error("invalid_parameter", message, "json_schema")
+    if format_.json_schema is not None:
+        return construct(Constraint, json_schema=format_.json_schema.json_schema)
+    return ANY_OBJECT if format_.type == "json_object" else None
+
+
 class DecodingBody(RequestBody):
     """Fields that completions and chat completions share: decoding and streaming."""
 
@@ -78,6 +104,9 @@ class DecodingBody(RequestBody):
     stop: Stop | None = None
     stream: Annotated[bool | None, Field(description="Send server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, Field(description="Options of a stream.")] = None
+    constraint: Annotated[ResponseFormat, AfterValidator(constraint_of)] | None = Field(
+        default=None, alias="response_format", description="Format that the text must have."
+    )
     user: Ignored[str] = None
     logit_bias: LogitBias | None = None
     presence_penalty: PresencePenalty | None = None
