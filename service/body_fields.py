@@ -32,6 +32,7 @@ Model = TypeVar("Model", bound=BaseModel)
 P = ParamSpec("P")
 
 MAX_INPUTS = 2048  # upper bound of SIGHTLINE_MAX_INPUTS, which calls are checked against when they are admitted
+MAX_NESTING = 64  # of objects and lists in a JSON value
 MAX_WORD_CHARACTERS = 128
 MAX_ID = 2**31 - 1  # beyond every vocabulary, and still exact in every JSON reader
 # A character that `str.strip` keeps, spelled out because languages define `\s` differently.
@@ -233,13 +234,25 @@ def check_texts_or_ids(value: Any) -> Texts | IdLists:
     return IdLists(tuple(tuple(ids) for ids in lists), is_list)
 
 
-def must_equal(default: Any = None) -> PlainValidator:
-    """Return the validator of a field kept for compatibility: it must be null or the default."""
+def check_nesting(value: Any, levels: int = MAX_NESTING) -> Any:
+    """Return a JSON value; raise `PydanticCustomError` if it is nested too deeply."""
+    if not levels:
+        raise field_error("invalid_parameter", f"It is nested too deeply; at most {MAX_NESTING} levels are supported.")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        check_nesting(item, levels - 1)
+    return value
+
+
+def must_equal(default: Any = None, instead: str = "other values are not supported") -> PlainValidator:
+    """Return the validator of a field kept for compatibility: it must be null or the default.
+
+    `instead` is the way out in the error.
+    """
     values = "null" if default is None else f"{json.dumps(default)} or null"
 
     def check(value: Any) -> None:
         if value is not None and (value != default or isinstance(value, bool) != isinstance(default, bool)):
-            raise field_error("unsupported_parameter", f"It must be {values}: other values are not supported.")
+            raise field_error("unsupported_parameter", f"It must be {values}: {instead}.")
 
     # The type is given because Annotated caches by equality, and False equals 0.
     allowed = [] if default is None else [_schema_of(default)]
@@ -408,7 +421,6 @@ def _type_at(kind: Any, path: Sequence[str | int]) -> Any:
 # Ways out that do not follow from a limit, by the type of the error and the name of the field.
 HINTS = {
     ("greater_than", "temperature"): "; for the most probable tokens, leave it out or set do_sample to false",
-    ("literal_error", "role"): "; there are no tools, so send the result of a tool as a message of the user",
     ("literal_error", "stream"): "; leave it out, because this route always streams",
     **{
         ("less_than_equal", name): "; GET /v1/models has the limits of each model"

@@ -299,7 +299,7 @@ class BundleRepository:
                 load_seconds=opening_s + time.perf_counter() - started,
             )
             try:
-                model.chat  # noqa: B018 - compiles the chat template, which takes too long for a call
+                model.tool_format  # noqa: B018 - compiles the chat template, which takes too long for a call
             except ChatTemplateError as error:
                 raise BundleError(f"{folder}: the chat template cannot be used: {error}; export it again") from None
             return LoadedModel(model, engine)

@@ -14,7 +14,7 @@ from typing import Any
 
 from sightline.base.bundle import ChatTemplate, PairTemplate
 from sightline.base.memory import bounded_memory
-from sightline.base.text.chat import JinjaTemplate, find_template
+from sightline.base.text.chat import TOOL_FILE, JinjaTemplate, find_template
 from sightline.base.text.prompt import ChatTemplateError, TemplateLimitError
 from sightline.export.sources.opened_checkpoint import FolderFiles
 
@@ -70,6 +70,7 @@ def _find(folder: FolderFiles) -> ChatTemplate | None:
         folder.text("chat_template.jinja"),
         settings if isinstance(settings, dict) else {},
         special if isinstance(special, dict) else {},
+        folder.text(TOOL_FILE),
     )
 
 
@@ -96,7 +97,11 @@ def checked(template: ChatTemplate) -> ChatTemplate:
                 rendered.append(text)
     if not has_text:
         raise error if error and rendered[0] is None else ChatTemplateError("it omits messages that are texts")
-    return template.model_copy(update={"digest": hashlib.sha256(json.dumps(rendered).encode()).hexdigest()})
+    # The first two dialogues are rendered without tools and with them.
+    plain, with_tools = rendered[:2], rendered[len(DIALOGUES) : len(DIALOGUES) + 2]
+    takes_tools = any(text is not None and text != other for text, other in zip(with_tools, plain, strict=True))
+    digest = hashlib.sha256(json.dumps(rendered).encode()).hexdigest()
+    return template.model_copy(update={"takes_tools": takes_tools, "digest": digest})
 
 
 # Templates of rerankers, whose messages have the roles query and document

@@ -34,8 +34,8 @@ _TEXT_FILES = re.compile(
     r"([0-9]+_[A-Za-z]+(_[0-9]+)?/)?("
     r"(added_tokens|config|generation_config|merges|modules|preprocessor_config|sentence_[a-z-]+_config|"
     r"config_sentence_transformers|special_tokens_map|tokenizer|tokenizer_config|vocab|source_vocab|target_vocab)\.json"
-    r"|(merges|vocab)\.txt|chat_template\.jinja|[a-z]+\.spm|(sentencepiece|spiece|spm|tokenizer)(\.bpe)?\.model"
-    r"|dict\.[A-Za-z_]+\.txt)"
+    r"|(merges|vocab)\.txt|(chat_template|additional_chat_templates/tool_use)\.jinja|[a-z]+\.spm"
+    r"|(sentencepiece|spiece|spm|tokenizer)(\.bpe)?\.model|dict\.[A-Za-z_]+\.txt)"
 )
 _DENSE_FOLDER = re.compile(r"[0-9]+_Dense(_[0-9]+)?/")  # layers after pooling of sentence-transformers
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)

@@ -219,7 +219,9 @@ def convert(source: Path, folder: Path) -> Provenance:
     settings.check_all_read()
     ends = config["eos_token_id"]
     described |= {"eos_token": tokens[ends[0]]} if ends and ends[0] in range(len(tokens)) else {}
-    described |= {"chat_template": template} if template else {}
+    tool_template = settings.text("tokenizer.chat_template.tool_use", "")
+    named = [{"name": "default", "template": template}, {"name": "tool_use", "template": tool_template}]
+    described |= {"chat_template": named if tool_template else template} if template else {}
     is_llama = architecture == "llama"
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]} if is_llama else {}
     _write_safetensors(folder / "model.safetensors", gguf, names, heads)

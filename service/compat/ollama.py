@@ -1,5 +1,6 @@
 """Ollama's API: text and dialogues as JSON lines, embeddings, and properties of the models."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -8,6 +9,7 @@ from typing import Any, cast
 from sightline import __version__
 from sightline.base.bundle import Manifest, Task
 from sightline.base.text.prompt import Dialogue
+from sightline.base.text.tool_calls import CallPart
 from sightline.service.api.endpoint import (
     CURL_JSON,
     ENGINE_ERRORS,
@@ -21,6 +23,7 @@ from sightline.service.api.endpoint import (
     line_of,
 )
 from sightline.service.api.messages import dialogue_of
+from sightline.service.api.tools import OfferedTools, offer_tools
 from sightline.service.api_errors import ApiError, ErrorCode
 from sightline.service.body_fields import Texts, construct, paths_of
 from sightline.service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, blank_before, parameters_by_temperature
@@ -53,7 +56,7 @@ from sightline.service.inference.streaming import Stream, StreamedSequence, Stre
 from sightline.service.parameters import MODEL_DEFAULTS, GenerateParameters, given_parameters
 from sightline.service.tasks.encode import EncodeBody, encode
 
-Content = Callable[[str], Mapping[str, Any]]  # fields of a text
+Content = Callable[[str, Sequence[CallPart]], Mapping[str, Any]]  # fields of a text and of complete calls
 
 LATEST = ":latest"  # tag of the model names that clients show
 NEVER = "9999-12-31T23:59:59Z"  # time at which a model is removed from memory
@@ -68,7 +71,7 @@ async def generate_text(call: Call, body: PromptBody) -> GeneratedPart | EventSt
     then a line with `done: true` and the token counts.
     """
     model = await call.model(name_of(call, body.model), "generate")
-    response = OllamaResponse(call, model, body, lambda text: {"response": text})
+    response = OllamaResponse(call, model, body, lambda text, _: {"response": text})
     if not body.inputs:
         return cast(GeneratedPart, response.loaded())
     prompt = _prompt(model, body, check_blank(body.inputs))
@@ -82,11 +85,21 @@ async def chat(call: Call, body: DialogueBody) -> DialoguePart | EventStream:
     then a line with `done: true` and the token counts.
     """
     model = await call.model(name_of(call, body.model), "generate")
-    response = OllamaResponse(call, model, body, lambda text: {"message": {"role": "assistant", "content": text}})
+    tools = offer_tools(model, body.tools)
+    response = OllamaResponse(call, model.with_markers() if tools else model, body, _message, tools)
     if not body.inputs:
         return cast(DialoguePart, response.loaded())
     continues = body.inputs[-1].role == "assistant"
-    return cast(DialoguePart | EventStream, await response.of(dialogue_of(model, body.inputs), continues=continues))
+    dialogue = dialogue_of(model, body.inputs, tools)
+    return cast(DialoguePart | EventStream, await response.of(dialogue, continues=continues))
+
+
+def _message(text: str, calls: Sequence[CallPart]) -> Mapping[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        functions = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls]
+        message["tool_calls"] = [{"function": function} for function in functions]
+    return {"message": message}
 
 
 def _prompt(model: ServedModel, body: PromptBody, text: str) -> Texts | Dialogue:
@@ -119,13 +132,16 @@ def decoding_parameters(body: OllamaBody, model: ServedModel) -> GenerateParamet
 class OllamaResponse:
     """One text, whole or as JSON lines."""
 
-    def __init__(self, call: Call, model: ServedModel, body: OllamaBody, content: Content) -> None:
-        """Prepare a response; `content` returns the fields that hold a text."""
+    def __init__(
+        self, call: Call, model: ServedModel, body: OllamaBody, content: Content, tools: OfferedTools | None = None
+    ) -> None:
+        """Prepare a response; `content` returns the fields that hold a text and calls."""
         self._call = call
         self._model = model
         self._body = body
         self._parameters = decoding_parameters(body, model)
         self._content = content
+        self._parser = tools.parser() if tools else None
         self._continues = False  # the next token follows a text of the request
 
     async def of(self, inputs: Texts | Dialogue, *, continues: bool) -> Any:
@@ -141,7 +157,7 @@ class OllamaResponse:
         result = await generate_texts(self._call, self._model, inputs, self._parameters, is_whole=is_whole)
         (output,) = result.outputs
         end = self._end(output.finish_reason, result.usage, result.timings_ms)
-        return self._part(self._blank_before(output.tokens) + output.text, output.tokens) | end
+        return self._part(self._blank_before(output.tokens) + output.text, output.tokens, is_end=True) | end
 
     def loaded(self) -> Any:
         """Return the response to a request without a prompt, which only loads the model."""
@@ -151,7 +167,8 @@ class OllamaResponse:
         return line_of(self._part(self._blank_before([event.token]) + event.text, [event.token]))
 
     def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
-        return line_of(self._part("", []) | self._end(event.finish_reason, event.usage, event.timings_ms))
+        part = self._part("", [], is_end=True)
+        return line_of(part | self._end(event.finish_reason, event.usage, event.timings_ms))
 
     def close(self, stream: Stream) -> bytes:
         return b""
@@ -163,8 +180,10 @@ class OllamaResponse:
         continues, self._continues = self._continues, False
         return blank_before(self._model, tokens[0]) if continues and tokens else ""
 
-    def _part(self, text: str, tokens: Sequence[OutputToken]) -> dict[str, Any]:
-        part = {"model": self._body.model, "created_at": rfc3339(time.time()), **self._content(text), "done": False}
+    def _part(self, text: str, tokens: Sequence[OutputToken], *, is_end: bool = False) -> dict[str, Any]:
+        text, calls = self._parser.read(text, is_end=is_end) if self._parser else (text, [])
+        content = self._content(text, calls)
+        part = {"model": self._body.model, "created_at": rfc3339(time.time()), **content, "done": False}
         return part | {"logprobs": [self._logprob(one) for one in tokens]} if self._body.logprobs and tokens else part
 
     def _logprob(self, token: OutputToken) -> Logprob:
@@ -233,6 +252,9 @@ async def show(call: Call, body: ShowBody) -> Shown:
     """Describe one model."""
     manifest = call.service.find_manifest(name_of(call, body.model or body.name or ""))
     limits, family = manifest.limits, family_of(manifest)
+    capabilities = [name for task, name in CAPABILITIES if task in manifest.tasks]
+    if manifest.chat is not None and manifest.chat.takes_tools:
+        capabilities.append("tools")
     defaults = ((OPTION_NAMES.get(name), getattr(manifest.generation, name)) for name in MODEL_DEFAULTS)
     return {
         "license": manifest.license,
@@ -246,7 +268,7 @@ async def show(call: Call, body: ShowBody) -> Shown:
             f"{family}.context_length": limits.max_source_tokens,
             f"{family}.vocab_size": limits.vocabulary,
         },
-        "capabilities": [name for task, name in CAPABILITIES if task in manifest.tasks],
+        "capabilities": capabilities,
         "modified_at": rfc3339(manifest.created),
     }
 

@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_va
 from typing_extensions import TypedDict
 
 from sightline.service.api.messages import DIALOGUE, MAX_MESSAGES, Message, check_dialogue
+from sightline.service.api.tools import ToolDefinitions
 from sightline.service.body_fields import (
     NOT_BLANK,
     NULL,
@@ -36,7 +37,7 @@ from sightline.service.parameters import (
     TypicalP,
 )
 
-Capability = Literal["completion", "embedding"]
+Capability = Literal["completion", "tools", "embedding"]
 RequiredModel = Annotated[
     str, Field(min_length=1, max_length=128, description="Name of the model; the tag `:latest` may follow it.")
 ]
@@ -162,14 +163,18 @@ class DialogueMessage(Message):
 
     images: Annotated[Any, must_equal([])] = None
     thinking: Annotated[Any, must_equal("")] = None
-    tool_name: Annotated[Any, must_equal("")] = None
+    tool_name: Annotated[str, Field(max_length=128, description="Name of the tool that has this result.")] | None = None
+
+    @property
+    def author(self) -> str | None:
+        return self.tool_name or self.name
 
 
 class DialogueBody(OllamaBody):
     inputs: Annotated[list[DialogueMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = Field(
         default=None, alias="messages", description=f"{DIALOGUE} Without messages, the model is only loaded."
     )
-    tools: Annotated[Any, must_equal([])] = None
+    tools: ToolDefinitions | None = Field(default=None, description="Functions that the model may call.")
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -302,9 +307,19 @@ class GeneratedPart(Part):
     response: Annotated[str, Field(description="Generated text, or its new part.")]
 
 
+class OllamaFunction(TypedDict):
+    name: Annotated[str, Field(description="Name of the function.")]
+    arguments: Annotated[dict[str, Any], Field(description="Arguments.")]
+
+
+class OllamaCall(TypedDict):
+    function: Annotated[OllamaFunction, Field(description="The function.")]
+
+
 class OllamaMessage(TypedDict):
     role: Annotated[Literal["assistant"], Field(description="Always `assistant`.")]
     content: Annotated[str, Field(description="Generated text, or its new part.")]
+    tool_calls: NotRequired[Annotated[list[OllamaCall], Field(description="Calls of tools; absent without any.")]]
 
 
 class DialoguePart(Part):
@@ -362,7 +377,10 @@ class Shown(TypedDict):
     template: Annotated[str, Field(description="Chat template, with `{}` for messages; empty if there is none.")]
     details: Annotated[Details, Field(description="Properties of the model.")]
     model_info: Annotated[dict[str, Any], Field(description="Sizes and limits of the model.")]
-    capabilities: Annotated[list[Capability], Field(description="`completion` for text, `embedding` for vectors.")]
+    capabilities: Annotated[
+        list[Capability],
+        Field(description="`completion` for text, `tools` if the chat template takes tools, `embedding` for vectors."),
+    ]
     modified_at: Annotated[str, Field(description="Time of the export, as in RFC 3339.")]
 
 

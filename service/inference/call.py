@@ -179,7 +179,8 @@ class Call:
             self.controller.resize(self._reservation, sequences, units, seconds_left)
             return AdmittedCall(self, model, self.controller, self._reservation)
         listed = self.service.models.get(model.name)
-        if listed is None or listed.loaded is None or listed.loaded.model is not model:  # it was unloaded meanwhile
+        served = model.original or model
+        if listed is None or listed.loaded is None or listed.loaded.model is not served:  # it was unloaded meanwhile
             raise ApiError("model_not_found", field="model")
         self.model_name, self.controller = model.name, listed.admission
         self.service.metrics.for_model(model.name).use()

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from sightline.base.bundle import GenerationDefaults, Manifest, SentenceEmbedding, Task
 from sightline.base.errors import list_of
 from sightline.base.text.tokenizer import TextTokenizer
+from sightline.base.text.tool_calls import ToolFormat, find_tool_format
 from sightline.base.threads import run_in_daemon_thread
 from sightline.service.api_errors import ApiError, ErrorCode
 from sightline.service.engine.engine import Engine
@@ -52,6 +53,7 @@ class ServedModel:
     threads_alone: int = 1  # the same while the other workers are idle, if it is more
     dense: tuple[DenseLayer, ...] = ()  # layers of pooled vectors
     load_seconds: float = 0.0  # duration of its load
+    original: "ServedModel | None" = None  # of `with_markers`
 
     @cached_property
     def has_generation_defaults(self) -> bool:
@@ -69,6 +71,25 @@ class ServedModel:
         from sightline.base.text.chat import ChatFormatter  # Jinja is loaded only for models that chat
 
         return ChatFormatter(self.manifest.chat, self.source_tokenizer)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """The format of calls of tools; None if the chat template takes no tools."""
+        if self.chat is None or self.manifest.chat is None or not self.manifest.chat.takes_tools:
+            return None
+        return find_tool_format(self.chat.template)
+
+    @cached_property
+    def _marking_tokenizer(self) -> TextTokenizer:
+        assert self.tool_format is not None
+        return self.target_tokenizer.showing(self.tool_format.markers, self.manifest.tokens.end_ids)
+
+    def with_markers(self) -> "ServedModel":
+        """Return the model for a call with tools: its texts have special tokens that mark calls."""
+        model = replace(self, target_tokenizer=self._marking_tokenizer, original=self)
+        # Both are compiled once. A grammar has the ids of special tokens.
+        vars(model).update(chat=self.chat, compile_constraint=lambda constraint: self.compile_constraint(constraint))
+        return model
 
     @cached_property
     def compile_constraint(self) -> "Callable[[Constraint], TokenMatcher]":

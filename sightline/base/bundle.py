@@ -247,6 +247,7 @@ class ChatTemplate(_Part):
 
     program: str
     tool_program: str | None = None  # for dialogues with tools; None: `program`
+    takes_tools: bool = False  # it writes definitions of tools
     tokens: dict[str, str] = {}  # names of special tokens by variables of the program, such as "bos_token"
     digest: str | None = None  # SHA-256 of the dialogues that the import rendered; None: not imported
 

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from sightline.base.bundle import ChatTemplate
+from sightline.base.text.chat import TOOL_FILE
 from sightline.base.text.prompt import ChatTemplateError
 from sightline.export.sources import chat_template
 from sightline.export.sources.chat_template import checked, read_chat_template
+from sightline.export.sources.download import _TEXT_FILES
 from sightline.export.sources.opened_checkpoint import FolderFiles
-from tests.export.chat_templates import CHAT_MODELS, CHATML, LLAMA3, MARKED, SPECIAL, TEMPLATES
+from tests.export.chat_templates import CHAT_MODELS, CHATML, LLAMA3, MARKED, SPECIAL, TEMPLATES, TOOLS_AS_JSON
 
 MESSAGES = "{% for m in messages %}{{ m.content }};{% endfor %}"
 
@@ -76,3 +78,15 @@ def test_the_template_of_a_folder_is_read(tmp_path: Path) -> None:
         (tmp_path / "chat_template.jinja").write_text(text)
         assert read_chat_template(folder) == checked(ChatTemplate(program=text, tokens=SPECIAL))
     assert "chat_template.jinja" in folder.files
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / TOOL_FILE).write_text(TOOLS_AS_JSON)
+    template = read_chat_template(folder)
+    assert template is not None and (template.program, template.tool_program) == (LLAMA3, TOOLS_AS_JSON)
+    assert template.takes_tools and _TEXT_FILES.fullmatch(TOOL_FILE)
+
+
+def test_templates_take_tools_if_they_write_definitions() -> None:
+    takes = {
+        name for name, text in TEMPLATES.items() if checked(ChatTemplate(program=text, tokens=SPECIAL)).takes_tools
+    }
+    assert takes == {"tools as JSON", "tools in user", "tools before last", "macros"}

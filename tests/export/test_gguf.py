@@ -176,6 +176,11 @@ def test_the_tokens_and_the_template_of_a_file(tmp_path: Path) -> None:
         "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE,
     }  # fmt: skip
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == [2]
+    (tmp_path / "tools").mkdir()
+    for_tools: Any = {"tokenizer.chat_template.tool_use": "x"}
+    convert(write_gguf(tmp_path / "tools.gguf", random_model(MODELS["llama"]), **for_tools), tmp_path / "tools")
+    named = json.loads((tmp_path / "tools" / "tokenizer_config.json").read_text())["chat_template"]
+    assert {one["name"]: one["template"] for one in named} == {"default": TEMPLATE, "tool_use": "x"}
 
 
 QUANTIZED = [one for one in GGMLQuantizationType if one.name in ("F16", "BF16", "Q4_0", "Q5_1", "Q8_0")]

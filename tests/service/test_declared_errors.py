@@ -51,7 +51,7 @@ BEYOND: tuple[Mapping[str, Any], ...] = (
     {"return_attention": {"kinds": ["cross"]}},
     {"dimensions": 3},
     {"suffix": "x"},
-    {"tools": ["x"]},
+    {"tools": [{"type": "function", "function": {"name": "f"}}]},
     {"parameters": {"watermark": True}},
     {"parameters": {"priority": 1}},
     {"parameters": {"prompt_name": "query"}},

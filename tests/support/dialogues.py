@@ -5,7 +5,8 @@ from sightline.base.bundle import ChatTemplate
 # One line for each message. The tokenizer of the fake models ends an input with the end token.
 LINES = ChatTemplate(
     program="{% for message in messages %}"
-    "{{ {'system': 'S', 'user': 'U', 'assistant': 'B'}[message.role] + ': ' + message.content + '\n' }}"
+    "{{ {'system': 'S', 'user': 'U', 'assistant': 'B'}[message.role] + (message.name or '') }}"
+    "{{ ': ' + message.content + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'B:' + eos_token }}{% endif %}",
     tokens={"eos_token": "</s>"},
 )

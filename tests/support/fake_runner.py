@@ -246,6 +246,7 @@ class FakeRunner:
         self.num_prefills = 0
         self.num_steps = 0
         self.num_releases = 0
+        self.script: Sequence[int] = ()  # most likely tokens of all sequences, instead of those by a hash
         self.is_terminated = threading.Event()
 
     @property
@@ -453,6 +454,8 @@ class FakeRunner:
         num_filled = source_lengths - 1 if self._manifest.is_decoder_only else len(tokens.start_ids) - 1
         is_over = lengths - num_filled >= _target_length(source_hash)
         best = np.where(is_over, tokens.end_id, 3 + key % (vocabulary - 3))
+        if self.script:
+            best = np.array(self.script)[np.minimum(lengths - num_filled, len(self.script) - 1)]
         logits: NDArray[np.float32] = noise.astype(np.float32)
         logits[np.arange(len(rows)), best] = 6.0
         is_poisoned = np.isnan(self._source[rows]).any(axis=1)

@@ -1,11 +1,12 @@
 """Requests and responses of OpenAI's chat completions; null in a request omits the field."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NotRequired, Self
 
 from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from sightline.service.api.messages import Messages, check_dialogue
+from sightline.service.api.tools import ToolChoice, ToolDefinitions, check_tool_choice
 from sightline.service.body_fields import field_error, must_equal
 from sightline.service.compat.common import Ignored
 from sightline.service.compat.openai.schemas import CompletionUsage, DecodingBody
@@ -20,11 +21,13 @@ class ChatBody(DecodingBody):
         default=None, description="Number of top alternatives returned for each token; needs `logprobs: true`."
     )
     modalities: Annotated[Any, must_equal(["text"])] = None
-    tools: Annotated[Any, must_equal([])] = None
-    tool_choice: Annotated[Any, must_equal("none")] = None
-    parallel_tool_calls: Ignored[bool] = None
-    functions: Annotated[Any, must_equal([])] = None
-    function_call: Annotated[Any, must_equal("none")] = None
+    tools: ToolDefinitions | None = Field(default=None, description="Functions that the model may call.")
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="`auto`; `required` or a function if the model must call one; or `none`."
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="False: at most one call in a reply.")
+    functions: Annotated[Any, must_equal([], "send `tools`")] = None
+    function_call: Annotated[Any, must_equal("none", "send `tool_choice`")] = None
     store: Annotated[Any, must_equal(False)] = None
     metadata: Ignored[dict[str, str]] = None
     service_tier: Annotated[Any, must_equal("auto")] = None
@@ -63,6 +66,7 @@ class ChatBody(DecodingBody):
     @model_validator(mode="after")
     def _check_dialogue(self) -> Self:
         check_dialogue(self.inputs)
+        check_tool_choice(self.tools, self.tool_choice)
         return self
 
     @model_validator(mode="after")
@@ -90,17 +94,32 @@ class ChatLogprobs(TypedDict):
     refusal: Annotated[None, Field(description="Always null.")]
 
 
+class ReplyFunction(TypedDict):
+    name: Annotated[str, Field(description="Name of the function.")]
+    arguments: Annotated[str, Field(description="JSON object of the arguments, as text.")]
+
+
+class ReplyCall(TypedDict):
+    id: Annotated[str, Field(description="Id, which the message with the result repeats.")]
+    type: Annotated[Literal["function"], Field(description="Always `function`.")]
+    function: Annotated[ReplyFunction, Field(description="The function.")]
+
+
 class AssistantMessage(TypedDict):
     role: Annotated[Literal["assistant"], Field(description="Always `assistant`.")]
-    content: Annotated[str, Field(description="Generated text.")]
+    content: Annotated[str | None, Field(description="Generated text; null if there are only calls.")]
     refusal: Annotated[None, Field(description="Always null.")]
+    tool_calls: NotRequired[Annotated[list[ReplyCall], Field(description="Calls of tools; absent without any.")]]
 
 
 class ChatChoice(TypedDict):
     index: Annotated[int, Field(description="Index of the choice.")]
     message: Annotated[AssistantMessage, Field(description="Generated message.")]
     logprobs: Annotated[ChatLogprobs | None, Field(description="Log-probabilities; null unless requested.")]
-    finish_reason: Annotated[Literal["stop", "length"], Field(description="Reason for the end: `stop` or `length`.")]
+    finish_reason: Annotated[
+        Literal["stop", "length", "tool_calls"],
+        Field(description="Reason for the end: `stop`, `length`, or `tool_calls` if the message has calls."),
+    ]
 
 
 class ChatCompletion(TypedDict):

@@ -22,6 +22,7 @@ from sightline.base.bundle import ChatTemplate
 from sightline.base.text.prompt import ChatTemplateError, Dialogue, Prompt, TemplateLimitError, merge_parts
 from sightline.base.text.tokenizer import TextTokenizer
 
+TOOL_FILE = "additional_chat_templates/tool_use.jinja"  # template of dialogues with tools
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Published programs have up to 20,000 characters and take some thousand steps for a long dialogue.
 MAX_CHARACTERS = 1 << 17
@@ -37,16 +38,16 @@ _RARE = list(map(chr, range(0x2801, 0x28FF)))  # Braille: printable characters w
 
 
 def find_template(
-    file: str | None, settings: Mapping[str, Any], special_tokens: Mapping[str, Any]
+    file: str | None, settings: Mapping[str, Any], special_tokens: Mapping[str, Any], tool_file: str | None = None
 ) -> ChatTemplate | None:
     """Return the chat template of a checkpoint; None if it has none.
 
-    The arguments are the contents of chat_template.jinja, tokenizer_config.json and
-    special_tokens_map.json. The first of them has precedence. Raises `ChatTemplateError` if there
-    are several templates and none is the default.
+    The arguments are the contents of chat_template.jinja, tokenizer_config.json,
+    special_tokens_map.json and `TOOL_FILE`. Files of templates have precedence. Raises
+    `ChatTemplateError` if there are several templates and none is the default.
     """
     value = file or settings.get("chat_template")
-    named = {"default": value}
+    named = {"default": value, "tool_use": tool_file}
     if isinstance(value, list):  # several templates by name
         named = {str(entry.get("name")): entry.get("template") for entry in value if isinstance(entry, dict)}
         if named and "default" not in named:
@@ -248,11 +249,11 @@ class ChatFormatter:
 
     def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer) -> None:
         """Compile a template. Raises `ChatTemplateError` if it is not valid."""
-        self._template = JinjaTemplate(template)
+        self.template = JinjaTemplate(template)
         self._tokenizer = tokenizer
         self._names = tokenizer.special_names
         self._first = sorted({(name.lstrip() or name)[0] for name in self._names if name})
-        kept = sorted(filter(None, map(self._kept, self._template.literals)), key=len, reverse=True)
+        kept = sorted(filter(None, map(self._kept, self.template.literals)), key=len, reverse=True)
         self._hidden = re.compile("|".join(map(re.escape, [*kept, *self._first])) or "(?!)")
 
     def _kept(self, literal: str) -> str:
@@ -281,13 +282,13 @@ class ChatFormatter:
             if isinstance(value, str):
                 return self._hidden.sub(lambda match: stand_ins.get(match[0], match[0]), value)
             if isinstance(value, Mapping):
-                return {key if key in self._template.fields else hide(key): hide(item) for key, item in value.items()}
+                return {key if key in self.template.fields else hide(key): hide(item) for key, item in value.items()}
             return [hide(item) for item in value] if isinstance(value, list | tuple) else value
 
         def render(messages: Sequence[Mapping[str, Any]]) -> str:
             ends = {"reply": not dialogue.continues, "continues": dialogue.continues}
             hidden = [{**hide(message), "role": message["role"]} for message in messages]
-            return self._template.render(hidden, tools=hide(dialogue.tools), **ends)
+            return self.template.render(hidden, tools=hide(dialogue.tools), **ends)
 
         try:
             text = render(dialogue.messages)

@@ -1,5 +1,6 @@
 """Prompts of models that continue a text: texts, the special tokens between them, and dialogues."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,9 @@ class Dialogue:
 
     @property
     def texts(self) -> list[str]:
-        return [str(message["content"]) for message in self.messages]
+        texts = [str(message["content"]) for message in self.messages]
+        others = [[message.get("tool_calls") for message in self.messages], self.tools]
+        return [*texts, *(json.dumps(other) for other in others if any(other or ()))]
 
     @property
     def continues(self) -> bool:

@@ -7,10 +7,11 @@ other tokens are, except for the first token, which may lose its leading space.
 """
 
 import codecs
+import copy
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,6 +122,16 @@ class TextTokenizer:
     def __len__(self) -> int:
         """Return the number of ids; all ids are smaller."""
         return len(self._bytes)
+
+    def showing(self, names: str, hidden: Collection[int] = ()) -> "TextTokenizer":
+        """Return a tokenizer that adds the special tokens whose names are in a text to texts.
+
+        Those that are `hidden`, and all others, still add nothing.
+        """
+        shown = {id_ for name, id_ in self._id_of_special.items() if name and name in names}
+        other = copy.copy(self)
+        other._skipped_ids = self._skipped_ids - shown.difference(hidden)
+        return other
 
     # Encoding
 

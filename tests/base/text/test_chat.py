@@ -97,9 +97,11 @@ def draw_dialogue(rng: random.Random, fragments: Sequence[str] = FRAGMENTS) -> D
         tools = [{"type": "function", "function": function}] * rng.randint(1, 2)
         if messages[-1]["role"] == "user":
             arguments = {"a": draw_text(rng, fragments), draw_text(rng, fragments): 1}
-            call = {"id": "call12345", "type": "function", "function": {"name": "f", "arguments": arguments}}
+            called = {"name": draw_text(rng, fragments), "arguments": arguments}
+            call = {"id": "call12345", "type": "function", "function": called}
             messages.append({"role": "assistant", "content": "", "tool_calls": [call] * rng.randint(1, 2)})
-            messages.append({"role": "tool", "tool_call_id": "call12345", "content": draw_text(rng, fragments)})
+            result = {"role": "tool", "tool_call_id": "call12345", "name": called["name"]}
+            messages.append({**result, "content": draw_text(rng, fragments)})
     return Dialogue(messages, tools)
 
 

@@ -46,6 +46,12 @@ async def test_a_user_may_send_several_messages_in_a_row(chat: Running) -> None:
     assert response["choices"][0]["message"]["content"] == own["outputs"][0]["text"]
 
 
+async def test_the_template_reads_the_names_of_authors(chat: Running) -> None:
+    named = await converse(chat, [{**HELLO[0], "name": "x"}], max_tokens=12)
+    own = await generate(chat, "Ux: a dog\nB:", max_new_tokens=12)
+    assert named["choices"][0]["message"]["content"] == own["outputs"][0]["text"]
+
+
 REJECTING = """{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}
 {%- if (m.role == 'user') != loop.first %}{{ raise_exception('no ' + m.content) }}{% endif %}{{ m.content }}
 {%- endfor %}</s>"""
