@@ -26,9 +26,9 @@ from sightline.base.errors import EXIT_CANNOT_SERVE, EXIT_FAILED
 from sightline.service.app import create_app
 from sightline.service.http.connections import ConnectionLimits
 from sightline.service.http.dispatch import rejection_logger
-from sightline.service.http.early_rejection import EarlyRejection
 from sightline.service.http.guarded_protocol import GuardedProtocol
 from sightline.service.http.incoming import IncomingBodies
+from sightline.service.http.known_rejections import KnownRejections
 from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend
 from sightline.service.logs import flush_logs
@@ -68,7 +68,7 @@ class DrainingServer(uvicorn.Server):
             connections=self.connections,
             bodies=self.bodies,
             on_rejection=rejection_logger(metrics),
-            early=EarlyRejection(app),
+            known=KnownRejections(app),
         )
         self._protocol = protocol
         super().__init__(

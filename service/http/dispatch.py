@@ -203,6 +203,8 @@ class ErrorSender:
                 if error.code in ("overloaded", "rate_limit_exceeded"):
                     if error.limit in ("waiting_sequences", "waiting_bytes"):
                         self._service.full_until = time.monotonic() + FULL_S
+                        if call.exchange is not None and call.exchange.on_full is not None:
+                            call.exchange.on_full(call)
                     await self._service.rejection_pacer.wait()
                 await _send_error(call, send, error)
             except ClientGoneError:

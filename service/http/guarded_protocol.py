@@ -6,11 +6,14 @@ overrides internals of uvicorn; the tests over raw sockets show if a new version
 
 import asyncio
 import fcntl
+import functools
+import random
 import re
 import secrets
 import socket
 import struct
 import termios
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -23,9 +26,9 @@ from sightline.service.api.endpoint import NATIVE_ERRORS, ErrorFormat
 from sightline.service.api_errors import CLIENT_GONE, ApiError
 from sightline.service.http.connections import ConnectionLimits
 from sightline.service.http.dispatch import OnRejection
-from sightline.service.http.early_rejection import EarlyRejection
 from sightline.service.http.http_call import HttpCall
 from sightline.service.http.incoming import EXCHANGE, Exchange, IncomingBodies
+from sightline.service.http.known_rejections import MAX_BYTES, KnownRejections
 from sightline.service.settings import Settings
 
 MAX_HEAD_BYTES = 32 * 1024  # includes the trailers of a body
@@ -35,7 +38,7 @@ LINGER_S = 1.0  # a client that gets an error reads it, or sends more, within th
 READER_CHECKS = 50  # checks of a reader's progress within its timeout
 MAX_PIPELINED = 32  # requests of a connection that wait for earlier responses
 # Attributes of an object in place of uvicorn's cycle, for a request that no application answers.
-CYCLE: Any = {"scope": {}, "response_complete": False, "disconnected": False, "message_event": asyncio.Event()}
+CYCLE: Any = {"scope": {}, "response_complete": False, "keep_alive": True, "message_event": asyncio.Event()}
 
 # Stricter than the HTTP parser, as RFC 9110 and 9112 require.
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
@@ -136,7 +139,7 @@ class GuardedProtocol(HttpToolsProtocol):
         connections: ConnectionLimits,
         bodies: IncomingBodies,
         on_rejection: OnRejection,
-        early: EarlyRejection,
+        known: KnownRejections,
         on_end: Callable[[], None] | None = None,
         elsewhere: tuple[int, int] = (0, 0),
         **options: Any,
@@ -153,8 +156,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._connections = connections
         self._bodies = bodies
         self._on_rejection = on_rejection
-        self._early = early
-        self._received = b""  # bytes that are being parsed
+        self._known = known
+        self._request = b""  # bytes that are being parsed, if they may be a whole request
         self._unsent = b""  # error of a connection beyond a limit, until its client sends something
         self._address: str | None = None  # client address while the connection is counted
         self._read_timer: asyncio.TimerHandle | None = None
@@ -193,7 +196,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.transport.write(self._unsent)
                 self._close()
             return
-        self._address = address
+        self._address, self._origin = address, (self.server, address)
         # Otherwise the kernel buffers megabytes, which hides a slow reader for a long time.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
         # A cycle closes its transport after the last response, even if a body is still arriving.
@@ -232,15 +235,20 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
+        if self._known.service.full_until > self.loop.time() and len(data) <= MAX_BYTES:
+            is_idle = self.cycle is None or (self.cycle.response_complete and not self._is_in_body)
+            if is_idle and not self._unparsed_bytes:
+                if self._repeat_rejection(data):
+                    return
+                self._request = data
         self._unparsed_bytes += len(data)
-        self._received = data
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._reject(ApiError("malformed_request"))
-        self._received = b""
+        self._request = b""
         if self._unparsed_bytes > MAX_HEAD_BYTES:
             self._reject(ApiError("headers_too_large"))
         # A complete request needs no timer, and a small complete body is not counted.
@@ -308,8 +316,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._read_timer is not None:
             self._stop_reading_timer()
         self.url = target
-        if self._early.service.full_until > self.loop.time() and not self._earlier and self._reject_early():
-            return
         super().on_headers_complete()
         self.headers = []  # will hold the trailers, which are not used
         # The application's task exists, but starts only after this callback has returned.
@@ -317,36 +323,37 @@ class GuardedProtocol(HttpToolsProtocol):
         self._exchange = Exchange(self._bodies, self.cycle, self._break_off, has_turn=not self._earlier)
         scope: Any = self.cycle.scope
         scope[EXCHANGE] = self._exchange
+        if self._request:
+            self._exchange.on_full = functools.partial(self._known.learn, self._origin, self._request)
 
-    def _reject_early(self) -> bool:
-        """Reject a request from its head if that is certain; its body is discarded."""
-        self.scope["method"] = self.parser.get_method().decode()
-        length, body = dict(self.headers).get(b"content-length"), self._received.partition(b"\r\n\r\n")[2]
-        found = self._early.find(self.scope, self.url, body if length == b"%d" % len(body) else None)
-        if found is None:
+    def _repeat_rejection(self, data: bytes) -> bool:
+        """Reject a request that admission would reject as it did one with the same head."""
+        if (found := self._known.find(self._origin, data)) is None:
             return False
-        # After `Expect`, the client may send a body or not.
-        is_last = self.expect_100_continue or self.parser.get_http_version() == "1.0"
-        cycle: Any = SimpleNamespace(**CYCLE, keep_alive=self.parser.should_keep_alive() and not is_last)
-        self.cycle = cycle
-        self._exchange = Exchange(self._bodies, cycle, self._break_off, has_turn=True, rejection=found[1])
-        pacer = self._early.service.rejection_pacer
+        if self._read_timer is not None:
+            self._stop_reading_timer()
+        self.cycle = cycle = SimpleNamespace(**CYCLE)
+        send = functools.partial(self._send_repeated, cycle, time.monotonic(), *found)
+        pacer = self._known.service.rejection_pacer
         if delay := pacer.begin():
-            self.loop.call_later(delay, self._send_early, cycle, *found)
+            self.loop.call_later(delay, send)
             self.loop.call_later(delay, pacer.end)
         else:
-            self._send_early(cycle, *found)
+            send()
         return True
 
-    def _send_early(self, cycle: Any, call: HttpCall, error: ApiError) -> None:
-        self._early.log_end(call)
+    def _send_repeated(self, cycle: Any, started: float, call: HttpCall, error: ApiError) -> None:
+        call.request_id, call.started = f"{random.getrandbits(96):024x}", started
+        call.status = call.error_format.status(error.code)
         cycle.response_complete = True
         if not self.transport.is_closing():
-            headers = [*self.server_state.default_headers, *(() if cycle.keep_alive else [(b"connection", b"close")])]
+            headers = self.server_state.default_headers
             self.transport.write(error_response(error, call.request_id, call.error_format, headers))
             if not cycle.keep_alive:
                 self._close_after_response()
             self.on_response_complete()
+        call.fail(error)
+        self._known.log_end(call)
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
@@ -382,8 +389,13 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arm_head_timer()  # a pipelined head waits for the response in progress
         elif self._unparsed_bytes:
             self._reject(ApiError("client_too_slow"))
-        else:
+        elif not self._has_arrived():
             self._close()
+
+    def _has_arrived(self) -> bool:
+        """Return True if a request waits to be read: a late event loop runs timers first."""
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        return fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)) != bytes(4)
 
     def _on_late_body(self) -> None:
         self._read_timer = None
@@ -471,8 +483,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watch_reader()
 
     def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self._watch_closing()
+        if not self._has_arrived():
+            super().timeout_keep_alive_handler()
+            self._watch_closing()
 
     def shutdown(self) -> None:
         if self._is_in_body and self.cycle.response_complete:

@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import itertools
-import os
+import random
 import re
-import secrets
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -29,10 +27,6 @@ from sightline.service.traces import Traces, traceresponse
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-# New request ids have a random part for the process and a counter. Random bytes for each id would
-# release the interpreter lock, which the event loop must wait for under load.
-_numbers = itertools.count()
-_process_id = secrets.token_hex(8)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NO_ROUTE = "none"
 # Orchestrators and monitors poll these routes every few seconds, by any address of the service:
@@ -48,14 +42,6 @@ MAX_FORM_FIELDS = 64
 CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
-def _renew_process_id() -> None:
-    global _process_id
-    _process_id = secrets.token_hex(8)
-
-
-os.register_at_fork(after_in_child=_renew_process_id)
-
-
 class HttpCall(Call):
     """A call over HTTP."""
 
@@ -64,7 +50,8 @@ class HttpCall(Call):
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         own_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
         is_usable = own_id and REQUEST_ID.fullmatch(own_id)
-        super().__init__(service, own_id if is_usable else f"{_process_id}{next(_numbers) % 2**32:08x}")
+        # `secrets` would release the interpreter lock, and then wait for it.
+        super().__init__(service, own_id if is_usable else f"{random.getrandbits(96):024x}")
         self.scope = scope
         if scope.get("client"):
             address = scope["client"][0]

@@ -8,6 +8,7 @@ import http.client
 import json
 import logging
 import socket
+import threading
 import time
 from typing import Any
 from unittest.mock import Mock
@@ -214,6 +215,28 @@ def test_the_rest_of_an_unread_body_is_subject_to_the_timeout(serve: Serve) -> N
         connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nx")
         assert b" 404 " in connection.recv(65536).split(b"\r\n")[0]
         assert drip_until_closed(connection, b"x")
+
+
+def test_a_request_that_has_arrived_is_served_although_the_timer_of_its_connection_ends_first(serve: Serve) -> None:
+    """Regression: a late event loop runs timers first, so overload reset connections."""
+    with serve() as wire, wire.connect() as connection:
+        wait_until(lambda: len(wire.server.server_state.connections) == 1)
+        protocol: Any = next(iter(wire.server.server_state.connections))
+        is_late, has_sent = threading.Event(), threading.Event()
+
+        def be_late(on_timer: Any) -> None:
+            is_late.set()
+            has_sent.wait()
+            on_timer()
+
+        for on_timer in (protocol._on_late_head, protocol.timeout_keep_alive_handler):
+            protocol.loop.call_soon_threadsafe(be_late, on_timer)
+            is_late.wait()
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            has_sent.set()
+            assert read_response(connection)[0].status == 200
+            is_late.clear()
+            has_sent.clear()
 
 
 def test_an_idle_connection_is_closed_after_the_keep_alive_time(serve: Serve) -> None:
@@ -550,11 +573,16 @@ class Clock:
             await asyncio.sleep(0)  # runs the timers that are due
 
 
+class IdleProtocol(GuardedProtocol):
+    def _has_arrived(self) -> bool:
+        return False  # a Mock has no socket
+
+
 def made_protocol(transport: Mock, client_timeout_s: float) -> GuardedProtocol:
     config = uvicorn.Config(Mock())
     config.load()
     settings = Settings(client_timeout_s=client_timeout_s)
-    protocol = GuardedProtocol(
+    protocol = IdleProtocol(
         config,
         ServerState(),
         {},
@@ -562,7 +590,7 @@ def made_protocol(transport: Mock, client_timeout_s: float) -> GuardedProtocol:
         connections=Mock(),
         bodies=Mock(),
         on_rejection=Mock(),
-        early=Mock(),
+        known=Mock(),
     )
     protocol.connection_made(transport)
     return protocol
