@@ -17,15 +17,19 @@ from sightline.service.inference.service import ServedModel
 MAX_MESSAGES = 1024
 
 
-def _check_content(value: Any) -> str:
-    """Return the text of a message; the texts of several parts are joined with spaces."""
-    parts = [{"type": "text", "text": value}] if isinstance(value, str) else value
+def check_content(value: Any, kinds: Sequence[str] = ("text",), ignored: Sequence[str] = ()) -> str:
+    """Return the text of a message; the texts of several parts are joined with spaces.
+
+    A part has a type of `kinds`, and may have the fields `ignored`.
+    """
+    parts = [{"type": kinds[0], "text": value}] if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise field_error("invalid_parameter", "It must be a string or a list of parts.")
     for index, part in enumerate(parts):
-        if part.get("type") != "text":
-            raise field_error("unsupported_parameter", "It must be text: other parts are not supported.", index, "type")
-        if not isinstance(part.get("text"), str) or len(part) > 2:
+        if part.get("type") not in kinds:
+            message = f"It must be {' or '.join(kinds)}: other parts are not supported."
+            raise field_error("unsupported_parameter", message, index, "type")
+        if not isinstance(part.get("text"), str) or part.keys() - {"type", "text", *ignored}:
             raise field_error("invalid_parameter", "It must have the fields type and text and no others.", index)
     return " ".join(part["text"] for part in parts)
 
@@ -41,7 +45,7 @@ _PART_SCHEMA = {
 }
 Content = Annotated[
     str,
-    PlainValidator(_check_content),
+    PlainValidator(check_content),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}),
 ]
 
@@ -58,14 +62,16 @@ def _check_arguments(value: Any) -> dict[str, Any]:
     return cast(dict[str, Any], check_nesting(arguments))
 
 
+Arguments = Annotated[
+    dict[str, Any],
+    PlainValidator(_check_arguments),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+]
+
+
 class CalledFunction(RequestBody):
     name: Annotated[str, Field(description="Name of the function.")]
-    arguments: Annotated[
-        dict[str, Any],
-        PlainValidator(_check_arguments),
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
-        Field(description="Arguments as a JSON object or its text."),
-    ]
+    arguments: Annotated[Arguments, Field(description="Arguments as a JSON object or its text.")]
 
 
 class MessageCall(RequestBody):

@@ -22,6 +22,7 @@ MAX_SUGGESTED_PATH = 128  # characters; longer paths are not compared with the r
 FIRST_PATHS = (
     "/v1/generate",
     "/v1/chat/completions",
+    "/v1/responses",
     "/v1/completions",
     "/v1/embeddings",
     "/v1/encode",

@@ -332,7 +332,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return False
         if self._read_timer is not None:
             self._stop_reading_timer()
-        self.cycle = cycle = SimpleNamespace(**CYCLE)
+        cycle: Any = SimpleNamespace(**CYCLE)
+        self.cycle = cycle
         send = functools.partial(self._send_repeated, cycle, time.monotonic(), *found)
         pacer = self._known.service.rejection_pacer
         if delay := pacer.begin():

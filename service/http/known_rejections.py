@@ -13,8 +13,8 @@ from sightline.service.inference.service import Model, Service
 
 # Endpoints whose calls always use the engine, with the model that their field `model` names.
 PATHS = frozenset(
-    {"/v1/generate", "/v1/completions", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/encode"}
-    | {"/v1/embeddings", "/embed", "/v1/rerank", "/v2/rerank"}
+    {"/v1/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate", "/generate_stream"}
+    | {"/v1/encode", "/v1/embeddings", "/embed", "/v1/rerank", "/v2/rerank"}
 )
 # With one of these, another response is needed, or the head is probably unique.
 UNUSUAL_HEADERS = {b"origin", b"content-encoding", b"transfer-encoding", b"expect", b"upgrade", b"x-request-id"}

@@ -52,6 +52,7 @@ BEYOND: tuple[Mapping[str, Any], ...] = (
     {"dimensions": 3},
     {"suffix": "x"},
     {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    {"background": True},
     {"parameters": {"watermark": True}},
     {"parameters": {"priority": 1}},
     {"parameters": {"prompt_name": "query"}},

@@ -134,6 +134,7 @@ async def test_the_documentation_lists_requests_of_clients_that_get_an_error(
     dialogue, ranking = {"messages": [{"role": "user", "content": "x"}]}, {"query": "x", "documents": ["x"]}
     bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": dialogue,
+        "/v1/responses": {"input": "x"},
         "/v1/completions": {"prompt": "x"},
         "/v1/embeddings": {"input": "x"},
         "/v2/models/fake/infer": {"inputs": [tensor]},

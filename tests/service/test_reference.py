@@ -10,6 +10,7 @@ from sightline.service.api_errors import CLIENT_GONE
 from sightline.service.app import create_app
 from sightline.service.body_fields import RequestBody, fields_of
 from sightline.service.compat.openai.chat_schemas import ChatBody
+from sightline.service.compat.openai.responses_schemas import ResponsesBody
 from sightline.service.compat.openai.schemas import CompletionBody, EmbeddingBody, StreamOptions
 from sightline.service.compat.tei import DecodeBody, EmbedBody, PredictBody, SimilarityBody, TokensBody
 from sightline.service.compat.tgi import TextGenerationParameters
@@ -36,7 +37,7 @@ def test_every_request_of_the_native_api_has_a_table_of_its_fields() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        *(CompletionBody, StreamOptions, EmbeddingBody, ChatBody, TextGenerationParameters),
+        *(CompletionBody, StreamOptions, EmbeddingBody, ChatBody, ResponsesBody, TextGenerationParameters),
         *(EmbedBody, SimilarityBody, PredictBody, TokensBody, DecodeBody),
     ],
 )

@@ -9,6 +9,8 @@ from sightline.service.compat.openai.chat import chat_completions
 from sightline.service.compat.openai.chat_schemas import ChatCompletion
 from sightline.service.compat.openai.completions import completions
 from sightline.service.compat.openai.embeddings import embeddings
+from sightline.service.compat.openai.responses import responses
+from sightline.service.compat.openai.responses_schemas import ModelResponse
 from sightline.service.compat.openai.schemas import Completion, EmbeddingList
 
 ERRORS = replace(NATIVE_ERRORS, invalid_status=400)
@@ -16,5 +18,6 @@ _TEXT: Mapping[str, Any] = {"errors": PARAMETER_ERRORS, "media_types": (JSON, EV
 ENDPOINTS = (
     Endpoint("POST", "/v1/completions", completions, Completion, **_TEXT),
     Endpoint("POST", "/v1/chat/completions", chat_completions, ChatCompletion, **_TEXT),
+    Endpoint("POST", "/v1/responses", responses, ModelResponse, **_TEXT),
     Endpoint("POST", "/v1/embeddings", embeddings, EmbeddingList, errors=OUTPUT_ERRORS, error_format=ERRORS),
 )

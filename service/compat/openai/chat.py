@@ -1,6 +1,6 @@
 """OpenAI's POST /v1/chat/completions, for models whose bundle has a chat template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -24,6 +24,14 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     With `stream: true` the response is `text/event-stream`: one event for each token, one at each
     choice's end, one with the usage if `stream_options` ask for it, then `[DONE]`.
     """
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    return cast(
+        ChatCompletion | EventStream, await reply(call, body, partial(TextResponse, kind=kind, prefix="chatcmpl"))
+    )
+
+
+async def reply(call: Call, body: ChatBody, form: Callable[..., TextResponse]) -> Any:
+    """Return the reply to a dialogue in the form of an API."""
     model = await model_of_body(call, body.model, "generate", default_for="chat")
     tools = offer_tools(model, body.tools, body.tool_choice, are_parallel=body.parallel_tool_calls is not False)
     prompt = dialogue_of(model, body.inputs, tools)
@@ -33,9 +41,7 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     parameters = decoding_parameters(call, body, model)
     if tools and tools.constraint:
         parameters = constrain(call, parameters, tools.constraint)
-    kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    response = TextResponse(call, model, body, partial(ChatChoiceWriter, model, body, tools), kind, "chatcmpl")
-    return cast(ChatCompletion | EventStream, await response.of(prompt, parameters))
+    return await form(call, model, body, partial(ChatChoiceWriter, model, body, tools)).of(prompt, parameters)
 
 
 class ChatChoiceWriter:

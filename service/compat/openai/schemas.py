@@ -64,21 +64,30 @@ class NamedSchema(RequestBody):
     strict: Ignored[bool] = None
 
 
+FormatType = Annotated[
+    Literal["text", "json_object", "json_schema"],
+    Field(description="`json_object` is any JSON object, and `json_schema` a text that matches the schema."),
+]
+
+
 class ResponseFormat(RequestBody):
-    type: Annotated[
-        Literal["text", "json_object", "json_schema"],
-        Field(description="`json_object` is any JSON object, and `json_schema` a text that matches the schema."),
-    ]
+    type: FormatType
     json_schema: Annotated[NamedSchema | None, Field(description="Schema of the type `json_schema`.")] = None
 
 
 def constraint_of(format_: ResponseFormat) -> Constraint | None:
-    if (format_.type == "json_schema") != (format_.json_schema is not None):
+    schema = None if format_.json_schema is None else format_.json_schema.json_schema
+    return constraint_of_type(format_.type, schema, "json_schema")
+
+
+def constraint_of_type(type_: FormatType, schema: str | None, field: str) -> Constraint | None:
+    """Return the constraint of a format, whose schema is in the field `field`."""
+    if (type_ == "json_schema") != (schema is not None):
         message = "It is required by the type json_schema, and not allowed with another one."
-        raise field_error("invalid_parameter", message, "json_schema")
-    if format_.json_schema is not None:
-        return construct(Constraint, json_schema=format_.json_schema.json_schema)
-    return ANY_OBJECT if format_.type == "json_object" else None
+        raise field_error("invalid_parameter", message, field)
+    if schema is not None:
+        return construct(Constraint, json_schema=schema)
+    return ANY_OBJECT if type_ == "json_object" else None
 
 
 class DecodingBody(RequestBody):

@@ -8,7 +8,7 @@ from sightline.service.api.endpoint import EventStream, event_of
 from sightline.service.compat.common import DataEventEncoder
 from sightline.service.compat.openai.schemas import CompletionUsage, DecodingBody
 from sightline.service.inference.call import AnyInputs, Call
-from sightline.service.inference.generate import DoubtfulResult, GenerateOutput, GenerateWarning
+from sightline.service.inference.generate import DoubtfulResult, GenerateOutput, GenerateResult, GenerateWarning
 from sightline.service.inference.results import CachedUsage, Usage
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
@@ -66,6 +66,9 @@ class TextResponse(DataEventEncoder):
             self._warnings = events.warnings
             return EventStream(events, self)
         result = await generate_texts(call, self._model, inputs, parameters, is_whole=is_whole)
+        return self.whole(result)
+
+    def whole(self, result: GenerateResult) -> Any:
         choices = [self._make_choice(index).whole(output) for index, output in enumerate(result.outputs)]
         response = {**self._head, "choices": choices, "usage": usage_of(result.usage)}
         if isinstance(result, DoubtfulResult):

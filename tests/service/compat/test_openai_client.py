@@ -124,6 +124,21 @@ def test_a_chat_model_continues_the_dialogue_and_echo_returns_a_prompt(chatting:
         client.chat.completions.create(model="mute", messages=said)
 
 
+def test_a_response_is_the_reply_whole_and_streamed_and_can_be_sent_back(client: OpenAI) -> None:
+    said: Any = [{"role": "user", "content": "a dog"}]
+    cut: dict[str, Any] = {"model": "fake", "extra_body": {"ignore_eos": True}}
+    reply = client.chat.completions.create(messages=said, max_tokens=9, **cut).choices[0].message.content
+    whole = client.responses.create(input="a dog", max_output_tokens=9, **cut)
+    assert (whole.output_text, whole.status) == (reply, "incomplete")
+    with client.responses.stream(model="fake", input=said) as events:
+        final: Any = events.get_final_response()
+    assert final.output_text == client.responses.create(model="fake", input=said).output_text
+    said += [*final.output, {"role": "user", "content": "x"}]
+    assert client.responses.create(model="fake", input=said).status == "completed"
+    with pytest.raises(BadRequestError, match="nothing is stored"):
+        client.responses.create(model="fake", input="x", previous_response_id=final.id)
+
+
 def num_rejected_calls(wire: Wire) -> int:
     """Return the number of completions that got 429."""
     _, text = wire.get("/metrics")

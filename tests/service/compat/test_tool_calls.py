@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from ollama import Client
 from openai import BadRequestError, OpenAI
+from openai.types.responses import Response
+from pydantic import BaseModel
 from tokenizers import Tokenizer
 
 from sightline.base.bundle import ChatTemplate
@@ -105,6 +107,50 @@ def test_calls_of_a_reply_are_returned_whole_and_streamed(openai: OpenAI, say: S
     assert [call.id != calls[0].id for call in single.message.tool_calls or []] == [True]
     say(reply)
     assert openai.chat.completions.create(**request).choices[0].message.content is None
+
+
+def test_a_response_has_calls_as_items_which_can_be_sent_back_with_their_outputs(
+    openai: OpenAI, say: Say, submitted: list[tuple[str, GenerateRequest]]
+) -> None:
+    flat: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    request: dict[str, Any] = {"model": "hermes", "tools": flat, "max_output_tokens": 250}
+    say(f"Wait.\n{CALLS}")
+    whole = openai.responses.create(input=[QUESTION], **request)
+    Response.model_validate(whole.model_dump(), strict=True)
+    with openai.responses.stream(input=[QUESTION], **request) as events:
+        kinds = [event.type.removeprefix("response.") for event in events]
+        streamed: Any = events.get_final_response()
+    arguments = [kind for kind in kinds if kind.startswith("function_call_arguments")]
+    assert (kinds.count("output_item.added"), arguments[-1]) == (3, "function_call_arguments.done")
+    for response in (whole, streamed):
+        message, *calls = response.output
+        assert (response.status, response.output_text, message.type) == ("completed", "Wait.", "message")
+        assert [(call.name, call.arguments) for call in calls] == [("weather", ROME), ("time", "{}")]
+    outputs = [{"type": "function_call_output", "call_id": call.call_id, "output": "20"} for call in calls]
+    history: Any = [QUESTION, *streamed.output, *outputs]
+    openai.responses.create(input=history, **request)
+    said = [
+        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+    results = [{"role": "tool", "tool_call_id": call.call_id, "content": "20"} for call in calls]
+    messages: Any = [QUESTION, {"role": "assistant", "content": "Wait.", "tool_calls": said}, *results]
+    openai.chat.completions.create(model="hermes", messages=messages, tools=TOOLS, max_tokens=250)
+    assert submitted[-1][1].source_ids == submitted[-2][1].source_ids
+    required = openai.responses.create(input="x", tool_choice={"type": "function", "name": "weather"}, **request)
+    assert [item.name for item in required.output if item.type == "function_call"] == ["weather"]
+
+
+def test_a_response_matches_the_schema_of_its_format(openai: OpenAI, say: Say) -> None:
+    class Weather(BaseModel):
+        rain: bool
+
+    say("It rains.")
+    parsed = openai.responses.parse(model="hermes", input="x", text_format=Weather, max_output_tokens=60)
+    assert isinstance(parsed.output_parsed, Weather)
+    assert parsed.text is not None and parsed.text.format is not None and parsed.text.format.type == "json_schema"
+    with openai.responses.stream(model="hermes", input="x", text_format=Weather, max_output_tokens=60) as events:
+        assert events.get_final_response().output_parsed == parsed.output_parsed
 
 
 def test_a_reply_without_a_valid_call_stays_text(openai: OpenAI, say: Say) -> None:

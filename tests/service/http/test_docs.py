@@ -31,7 +31,14 @@ GET_PATHS = (
 POST_PATHS = (
     *(f"/v1/{name}" for name in ("generate", "score", "encode", "attention", "align", "classify", "similar", "rerank")),
     *(f"/v1/{name}" for name in ("tag", "answer", "fill-mask", "tokenize", "detokenize")),
-    *("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v2/rerank", "/v2/repository/index"),
+    *(
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v2/rerank",
+        "/v2/repository/index",
+    ),
     *(f"/v2/repository/models/{{model_name}}/{verb}" for verb in ("load", "unload")),
     *(f"/api/{name}" for name in ("generate", "chat", "embed", "embeddings", "show")),
     *("/", "/generate", "/generate_stream", "/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict"),
@@ -49,7 +56,7 @@ ROUTES = {
         )
     ),
 }
-OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
 
 
 def test_openapi_has_every_route(openapi: Any) -> None:

@@ -23,6 +23,7 @@ BODIES: dict[str, Any] = {
     **dict.fromkeys(("/v1/generate", "/v1/encode", "/embed", "/generate", "/generate_stream"), INPUTS),
     **dict.fromkeys(("/v1/rerank", "/v2/rerank"), RERANK),
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a dog"}], "stream": True},
+    "/v1/responses": {"input": "a dog", "stream": True},
     "/v1/completions": {"prompt": "a dog", "model": "fake"},
     "/v1/embeddings": {"input": "a dog", "model": "fake"},
 }
