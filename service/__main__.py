@@ -14,7 +14,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Any
 
-from sightline.base.errors import EXIT_USAGE
+from sightline.base.errors import EXIT_USAGE, fail
 from sightline.base.options import Options, Shown, add_options, check, given_flags
 from sightline.service.keys import KeysError
 from sightline.service.logs import configure_logging, open_missing_streams
@@ -60,8 +60,7 @@ def main(
         check_one_runtime(installed_runtimes())
         check_settings(settings)
     except (SettingsError, KeysError, QuotaStorageError, TracesError) as error:
-        print(f"error: {error}; starting again will not help until this is fixed", file=sys.stderr)
-        return EXIT_USAGE
+        return fail(f"{error}; starting again will not help until this is fixed", EXIT_USAGE)
     # Until the server has its own handler. The first process of a container has none by default,
     # and would ignore the signal.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -73,8 +72,7 @@ def main(
         try:
             return serve_with_ray(settings, options.address, options.metrics_targets)
         except SettingsError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return EXIT_USAGE
+            return fail(error)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Imported here, once the installation is known to be sound: it imports ONNX Runtime, which
     # takes most of the start.

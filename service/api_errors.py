@@ -1,9 +1,8 @@
 """API error codes, their HTTP statuses, and the error that carries them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 ErrorType = Literal["invalid_request_error", "overloaded_error", "server_error"]
@@ -41,85 +40,61 @@ class ErrorKind:
     """HTTP status and type of an error code; `message` is for errors without one of their own."""
 
     status: int
-    type: ErrorType
     message: str
+    type: ErrorType = "invalid_request_error"
     retry_after_s: int | None = None
 
 
-_INVALID: ErrorType = "invalid_request_error"
 _OVERLOADED: ErrorType = "overloaded_error"
 _SERVER: ErrorType = "server_error"
 
-ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
-    {
-        "malformed_request": ErrorKind(
-            400, _INVALID, "The request is not valid HTTP/1.1; send it with an HTTP client."
-        ),
-        "malformed_json": ErrorKind(400, _INVALID, "The body is not valid JSON in UTF-8; send one JSON object."),
-        "unauthorized": ErrorKind(
-            401, _INVALID, "The request needs an API key; send it in the header Authorization as `Bearer KEY`."
-        ),
-        "forbidden": ErrorKind(
-            403, _INVALID, "The settings of the service do not allow this request; ask its operator."
-        ),
-        "not_found": ErrorKind(404, _INVALID, "There is no such route; GET /docs lists all routes."),
-        "model_not_found": ErrorKind(404, _INVALID, "There is no model of this name; GET /v1/models lists the models."),
-        "method_not_allowed": ErrorKind(
-            405, _INVALID, "The route does not accept this method; use a method of the header Allow."
-        ),
-        "client_too_slow": ErrorKind(
-            408,
-            _INVALID,
-            "The request did not arrive in time; send faster (SIGHTLINE_CLIENT_TIMEOUT_S).",
-        ),
-        "body_too_large": ErrorKind(
-            413, _INVALID, "The body is too large; send less at once (SIGHTLINE_MAX_BODY_BYTES)."
-        ),
-        "unsupported_media_type": ErrorKind(
-            415,
-            _INVALID,
-            "The route does not accept this Content-Type or Content-Encoding; send JSON without compression.",
-        ),
-        "misdirected_request": ErrorKind(
-            421,
-            _INVALID,
-            "The service does not answer requests for this host; use localhost in the URL, or set "
-            "SIGHTLINE_ALLOWED_HOSTS to the names of the service.",
-        ),
-        "invalid_parameter": ErrorKind(422, _INVALID, "A value is not allowed; GET /docs lists the allowed values."),
-        "empty_input": ErrorKind(422, _INVALID, "It is empty or contains only whitespace."),
-        "input_too_long": ErrorKind(
-            422, _INVALID, "The input has more tokens than the model accepts; shorten or split it."
-        ),
-        "unsupported_parameter": ErrorKind(
-            422, _INVALID, "The service or the model does not support this parameter; leave it out."
-        ),
-        "unsupported_task": ErrorKind(
-            422, _INVALID, "The model does not support this task; GET /v1/models lists the tasks of each model."
-        ),
-        "response_too_large": ErrorKind(422, _INVALID, "The response would be too large; send fewer inputs at once."),
-        # A proxy tells errors apart by their status. It may send a request that got 503 to another
-        # instance, because it was not processed; after 429 that would multiply the overload.
-        "overloaded": ErrorKind(429, _OVERLOADED, "The queue is full. Retry later.", retry_after_s=1),
-        "rate_limit_exceeded": ErrorKind(
-            429, _OVERLOADED, "The API key has used its quota. Retry later.", retry_after_s=1
-        ),
-        "headers_too_large": ErrorKind(
-            431, _INVALID, "The headers of the request, or the trailers of its body, exceed 32 KiB; send less in them."
-        ),
-        "internal": ErrorKind(500, _SERVER, "Internal error; the log has the details under the request id."),
-        "loading": ErrorKind(503, _OVERLOADED, "The models are being loaded. Retry later.", retry_after_s=1),
-        "draining": ErrorKind(503, _OVERLOADED, "The service is shutting down. Retry later.", retry_after_s=5),
-        "engine_dead": ErrorKind(
-            503, _SERVER, "The engine has stopped; the process will exit. Retry later.", retry_after_s=5
-        ),
-        "deadline_exceeded": ErrorKind(
-            504,
-            _SERVER,
-            "The request did not finish before its deadline (X-Request-Timeout-Ms, SIGHTLINE_REQUEST_TIMEOUT_S).",
-        ),
-    }
-)
+ERRORS: Mapping[ErrorCode, ErrorKind] = {
+    "malformed_request": ErrorKind(400, "The request is not valid HTTP/1.1; send it with an HTTP client."),
+    "malformed_json": ErrorKind(400, "The body is not valid JSON in UTF-8; send one JSON object."),
+    "unauthorized": ErrorKind(
+        401, "The request needs an API key; send it in the header Authorization as `Bearer KEY`."
+    ),
+    "forbidden": ErrorKind(403, "The settings of the service do not allow this request; ask its operator."),
+    "not_found": ErrorKind(404, "There is no such route; GET /docs lists all routes."),
+    "model_not_found": ErrorKind(404, "There is no model of this name; GET /v1/models lists the models."),
+    "method_not_allowed": ErrorKind(405, "The route does not accept this method; use a method of the header Allow."),
+    "client_too_slow": ErrorKind(408, "The request did not arrive in time; send faster (SIGHTLINE_CLIENT_TIMEOUT_S)."),
+    "body_too_large": ErrorKind(413, "The body is too large; send less at once (SIGHTLINE_MAX_BODY_BYTES)."),
+    "unsupported_media_type": ErrorKind(
+        415, "The route does not accept this Content-Type or Content-Encoding; send JSON without compression."
+    ),
+    "misdirected_request": ErrorKind(
+        421,
+        "The service does not answer requests for this host; use localhost in the URL, or set "
+        "SIGHTLINE_ALLOWED_HOSTS to the names of the service.",
+    ),
+    "invalid_parameter": ErrorKind(422, "A value is not allowed; GET /docs lists the allowed values."),
+    "empty_input": ErrorKind(422, "It is empty or contains only whitespace."),
+    "input_too_long": ErrorKind(422, "The input has more tokens than the model accepts; shorten or split it."),
+    "unsupported_parameter": ErrorKind(422, "The service or the model does not support this parameter; leave it out."),
+    "unsupported_task": ErrorKind(
+        422, "The model does not support this task; GET /v1/models lists the tasks of each model."
+    ),
+    "response_too_large": ErrorKind(422, "The response would be too large; send fewer inputs at once."),
+    # A proxy tells errors apart by their status. It may send a request that got 503 to another
+    # instance, because it was not processed; after 429 that would multiply the overload.
+    "overloaded": ErrorKind(429, "The queue is full. Retry later.", _OVERLOADED, retry_after_s=1),
+    "rate_limit_exceeded": ErrorKind(429, "The API key has used its quota. Retry later.", _OVERLOADED, retry_after_s=1),
+    "headers_too_large": ErrorKind(
+        431, "The headers of the request, or the trailers of its body, exceed 32 KiB; send less in them."
+    ),
+    "internal": ErrorKind(500, "Internal error; the log has the details under the request id.", _SERVER),
+    "loading": ErrorKind(503, "The models are being loaded. Retry later.", _OVERLOADED, retry_after_s=1),
+    "draining": ErrorKind(503, "The service is shutting down. Retry later.", _OVERLOADED, retry_after_s=5),
+    "engine_dead": ErrorKind(
+        503, "The engine has stopped; the process will exit. Retry later.", _SERVER, retry_after_s=5
+    ),
+    "deadline_exceeded": ErrorKind(
+        504,
+        "The request did not finish before its deadline (X-Request-Timeout-Ms, SIGHTLINE_REQUEST_TIMEOUT_S).",
+        _SERVER,
+    ),
+}
 
 # Values of the label "limit". The first four reject a connection or a body before it reaches an
 # endpoint, the others a call.
@@ -159,6 +134,7 @@ class ApiError(Exception):
         index: int | None = None,
         path: str | None = None,
         limit: Limit | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         """Create an error.
 
@@ -168,6 +144,7 @@ class ApiError(Exception):
             index: position of the value at fault in a field that is a list.
             path: path of the value at fault as the client wrote it, instead of `field`.
             limit: limit that rejected the call, for metrics.
+            headers: of the response, beside those of every error.
         """
         self.code = code
         self.kind = ERRORS[code]
@@ -177,6 +154,7 @@ class ApiError(Exception):
         self.index = index
         self.limit = limit
         self._path = path
+        self._headers = headers
         super().__init__(f"{code}: {self.text}")
 
     def param(self, names: Mapping[str, str]) -> str | None:
@@ -197,7 +175,7 @@ class ApiError(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers of the response, except its request id and length."""
-        headers = [(b"content-type", b"application/json"), (b"x-error-code", self.code.encode())]
+        headers = [(b"content-type", b"application/json"), (b"x-error-code", self.code.encode()), *self._headers]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.code == "client_too_slow":  # the rest of its body may still come

@@ -106,7 +106,7 @@ class Metrics:
         )
         # They have few buckets, or only a sum and a count, because each model has all of them.
         self.histograms: dict[str, Histogram | Summary] = {
-            name: self._histogram(name, text, _buckets(bounds, timeout_s))
+            name: Histogram(PREFIX + name, text, (MODEL,), registry=self.registry, buckets=_buckets(bounds, timeout_s))
             for name, text, bounds in (
                 (
                     "time_to_first_token_seconds",
@@ -172,9 +172,6 @@ class Metrics:
         for setting, limit in limits.items():
             self._limits.labels(setting=setting).set(limit)
 
-    def set_failed_models(self, count: int) -> None:
-        self.process_gauges["models_failed"].set(count)
-
     def failures_of(self, model: str, code: str) -> Counter:
         """Return the counter of an error code of a model; the model is empty if a call has none."""
         return self._failure.labels(code, model)
@@ -210,18 +207,11 @@ class Metrics:
         """Count one connection, body or call that was rejected because of a limit."""
         self._limits_reached.labels(limit=limit).inc()
 
-    def collect(self) -> "Families":
-        """Yield the metrics of this process."""
-        return self.registry.collect()
-
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(PREFIX + name, text, labels or (MODEL,), registry=self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, text, labels or (MODEL,), registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(PREFIX + name, text, (MODEL,), registry=self.registry, buckets=buckets)
 
 
 Families = Iterable[Metric]

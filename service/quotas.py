@@ -5,6 +5,7 @@ begins with its first request.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -132,12 +133,11 @@ class QuotaStore:
         If the storage cannot be reached, nothing is counted and no request is rejected.
         """
         from limits import RateLimitItemPerMinute
-        from limits.errors import StorageError
 
         windows: dict[str, QuotaWindow] = {}
         exceeded: Literal["requests", "tokens"] | None = None
         if time.monotonic() >= self._retry_at:
-            try:
+            with self._surviving():
                 if quota.tokens_per_minute is not None:
                     tokens = RateLimitItemPerMinute(quota.tokens_per_minute)
                     windows["tokens"] = window = await self._window(tokens, "tokens", label)
@@ -147,29 +147,24 @@ class QuotaStore:
                     if exceeded is None and not await self._open().hit(requests, "requests", label):
                         exceeded = "requests"
                     windows["requests"] = await self._window(requests, "requests", label)
-            except StorageError as error:
-                self._on_failure(error)
-                return Grant({})
-        return Grant(windows, exceeded)
+                return Grant(windows, exceeded)
+        return Grant({})
 
     async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
         """Count the most tokens that a call can use, unless calls before it have used or reserved
         all. If the storage cannot be reached, nothing is counted and the call may start.
         """
         from limits import RateLimitItemPerMinute
-        from limits.errors import StorageError
 
         item = RateLimitItemPerMinute(tokens_per_minute)
         if time.monotonic() >= self._retry_at:
-            try:
+            with self._surviving():
                 is_exceeded = await self._add(item, label, tokens) - tokens >= tokens_per_minute
                 if is_exceeded:
                     await self._add(item, label, -tokens)
                 window = await self._window(item, "tokens", label)
                 ends_at = time.time() + window.reset_s - WINDOW_MARGIN_S
                 return Grant({"tokens": window}, "tokens" if is_exceeded else None, ends_at)
-            except StorageError as error:
-                self._on_failure(error)
         return Grant({})
 
     async def end(self, label: str, tokens_per_minute: int, tokens: int, reserved: int, ends_at: float) -> None:
@@ -178,14 +173,11 @@ class QuotaStore:
         The minute in which the call has reserved tokens may be over: then they counted there.
         """
         from limits import RateLimitItemPerMinute
-        from limits.errors import StorageError
 
         is_over = reserved and time.time() > ends_at
         if tokens != reserved and not is_over and time.monotonic() >= self._retry_at:
-            try:
+            with self._surviving():
                 await self._add(RateLimitItemPerMinute(tokens_per_minute), label, tokens - reserved)
-            except StorageError as error:
-                self._on_failure(error)
 
     async def _add(self, item: "RateLimitItem", label: str, tokens: int) -> int:
         """Add to the tokens of a key, in one step; return their new number."""
@@ -220,10 +212,17 @@ class QuotaStore:
         self._clock_offset = offset
         return self._limiter
 
-    def _on_failure(self, error: Exception) -> None:
-        self._retry_at = time.monotonic() + RETRY_STORAGE_S
-        kind = type(error.__cause__ or error).__name__  # the message may have the password of the URL
-        logger.error("quotas are not counted for %g s, because their storage fails: %s", RETRY_STORAGE_S, kind)
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Log a failure of the storage; for some seconds, nothing is counted then."""
+        from limits.errors import StorageError
+
+        try:
+            yield
+        except StorageError as error:
+            self._retry_at = time.monotonic() + RETRY_STORAGE_S
+            kind = type(error.__cause__ or error).__name__  # the message may have the password of the URL
+            logger.error("quotas are not counted for %g s, because their storage fails: %s", RETRY_STORAGE_S, kind)
 
 
 class LocalQuotas:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
@@ -19,16 +18,14 @@ from sightline.base.parser import Parser
 from sightline.service.body_fields import MAX_INPUTS
 
 # Compatibility APIs, with the modules of service/compat/ that have their endpoints.
-COMPATIBLE_APIS: Mapping[str, Sequence[str]] = MappingProxyType(
-    {
-        "openai": ("openai",),
-        "open-inference": ("open_inference",),
-        "tgi": ("tgi", "huggingface"),
-        "tei": ("tei", "huggingface"),
-        "libretranslate": ("libretranslate",),
-        "ollama": ("ollama",),
-    }
-)
+COMPATIBLE_APIS: Mapping[str, Sequence[str]] = {
+    "openai": ("openai",),
+    "open-inference": ("open_inference",),
+    "tgi": ("tgi", "huggingface"),
+    "tei": ("tei", "huggingface"),
+    "libretranslate": ("libretranslate",),
+    "ollama": ("ollama",),
+}
 
 MAX_WORKERS = 256
 MAX_PORT = 65_535
@@ -46,28 +43,26 @@ ORIGIN = re.compile(
 
 # Settings of earlier versions, and what replaces them. `{name}` becomes the variable or flag of a
 # setting.
-REPLACED: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("header_timeout_s", "body_timeout_s", "write_timeout_s"),
-            "is now {client_timeout_s}, one timeout for sending a request and for reading its response",
-        ),
-        "max_state_bytes": "follows from {memory_bytes}, half of which is for decoder states",
-        "max_prefix_cache_bytes": "follows from {memory_bytes}, an eighth of which is for the prefix cache; "
-        "{prefix_cache} decides if there is one",
-        "max_response_bytes": "follows from {memory_bytes}, an eighth of which is for responses",
-        "max_waiting_bytes": "follows from {max_body_bytes}: it is 16 MiB, or one body if that is larger",
-        "max_waiting_tokens": f"follows from {{max_waiting_sequences}}: it is {TOKENS_PER_SEQUENCE} times that number",
-        "max_batch_tokens": f"is always {MAX_BATCH_TOKENS}; remove it",
-        "max_connections_per_address": "follows from {max_connections}: it is half of that number",
-        "load_timeout_s": f"is always {LOAD_TIMEOUT_S:g}; remove it",
-        "log_format": "does not exist any more; log lines are text on a terminal and JSON elsewhere",
-        "otlp_endpoint": "is now OTEL_EXPORTER_OTLP_ENDPOINT, OpenTelemetry's own variable",
-        "trace_sampling": "is now OTEL_TRACES_SAMPLER=parentbased_traceidratio with OTEL_TRACES_SAMPLER_ARG, "
-        "OpenTelemetry's own variables",
-        "frame_ancestors": "is now {cors_origins}, whose pages may also show the page in a frame",
-    }
-)
+REPLACED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("header_timeout_s", "body_timeout_s", "write_timeout_s"),
+        "is now {client_timeout_s}, one timeout for sending a request and for reading its response",
+    ),
+    "max_state_bytes": "follows from {memory_bytes}, half of which is for decoder states",
+    "max_prefix_cache_bytes": "follows from {memory_bytes}, an eighth of which is for the prefix cache; "
+    "{prefix_cache} decides if there is one",
+    "max_response_bytes": "follows from {memory_bytes}, an eighth of which is for responses",
+    "max_waiting_bytes": "follows from {max_body_bytes}: it is 16 MiB, or one body if that is larger",
+    "max_waiting_tokens": f"follows from {{max_waiting_sequences}}: it is {TOKENS_PER_SEQUENCE} times that number",
+    "max_batch_tokens": f"is always {MAX_BATCH_TOKENS}; remove it",
+    "max_connections_per_address": "follows from {max_connections}: it is half of that number",
+    "load_timeout_s": f"is always {LOAD_TIMEOUT_S:g}; remove it",
+    "log_format": "does not exist any more; log lines are text on a terminal and JSON elsewhere",
+    "otlp_endpoint": "is now OTEL_EXPORTER_OTLP_ENDPOINT, OpenTelemetry's own variable",
+    "trace_sampling": "is now OTEL_TRACES_SAMPLER=parentbased_traceidratio with OTEL_TRACES_SAMPLER_ARG, "
+    "OpenTelemetry's own variables",
+    "frame_ancestors": "is now {cors_origins}, whose pages may also show the page in a frame",
+}
 
 
 class SettingsError(UsageError):

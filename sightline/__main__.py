@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from sightline import __version__
-from sightline.base.errors import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, did_you_mean
+from sightline.base.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USAGE, did_you_mean, fail
 from sightline.base.parser import Parser
 from sightline.commands.extras import missing_library
 
@@ -58,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         overview().parse_args(words)  # prints the help, the version or an error
     name, *rest = words
     if sys.stdout is None:  # the next file that is opened would get its number
-        print("error: standard output is closed", file=sys.stderr)
-        return EXIT_FAILED
+        return fail("standard output is closed")
     if arguments is None and (name in LIMITED or words[:2] == ["models", "get"]):
         from sightline.export.limits import needs_limits, run_limited
 
@@ -74,24 +73,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         missing = missing_library(error, COMMANDS[name].extras)
         if missing is None:
             raise
-        print(f"error: sightline {name} needs {missing}", file=sys.stderr)
-        return EXIT_USAGE
+        return fail(f"sightline {name} needs {missing}", EXIT_USAGE)
     except KeyboardInterrupt:
-        print(f"error: sightline {name} was interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return fail(f"sightline {name} was interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of the output has gone
         _drop_output()
         return EXIT_BROKEN_PIPE
     except OSError as error:
         _drop_output()
-        print(f"error: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
-        return EXIT_FAILED
+        return fail(f"{error.filename or 'standard output'}: {error.strerror}")
     except UnicodeError as error:
-        print(f"error: an argument or a text is not UTF-8: {error}; convert it to UTF-8", file=sys.stderr)
-        return EXIT_USAGE
+        return fail(f"an argument or a text is not UTF-8: {error}; convert it to UTF-8", EXIT_USAGE)
     except OverflowError as error:
-        print(f"error: a number is too large: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return fail(f"a number is too large: {error}", EXIT_USAGE)
 
 
 def _drop_output() -> None:

@@ -74,10 +74,15 @@ class BeamGeneration(Generation):
         for row, _ in zip(rows, opened, strict=False):
             if not isfinite(scores.best(row)[1]):
                 raise NonFiniteError
-        if self._is_in_prefix:
-            self._read_prefix(scores)
+        if self._num_tokens < len(self._prefix):
+            first, token_id = rows[0], self._prefix[self._num_tokens]
+            self._append(self._first, scores, first, token_id, float(scores.logprobs(first)[token_id]))
+            for row in rows:
+                scores.set_next_token(row, token_id)
             return ()
-        num_tokens, is_processed = self._num_tokens + 1, self._is_processed
+        num_tokens = self._num_tokens + 1
+        # True: the next tokens are chosen by scores after the logits processors.
+        is_processed = self._reads_logits or self._must_end(opened[0])
         children: list[Child] = []
         for rank, (beam, token_id, total) in enumerate(self._candidates(scores, is_processed)):
             if len(children) == num_beams or total == -inf:  # forbidden tokens come last
@@ -102,24 +107,9 @@ class BeamGeneration(Generation):
         return len(self._open[0].ids)
 
     @property
-    def _is_in_prefix(self) -> bool:
-        return self._num_tokens < len(self._prefix)
-
-    def _read_prefix(self, scores: StepScores) -> None:
-        first, token_id = self.rows[0], self._prefix[len(self._first.ids)]
-        self._append(self._first, scores, first, token_id, float(scores.logprobs(first)[token_id]))
-        for row in self.rows:
-            scores.set_next_token(row, token_id)
-
-    @property
     def _num_candidates(self) -> int:
         """Number of extensions: enough that `num_beams` of them do not end, if possible."""
         return max(2, 1 + len(self._end_ids)) * self._parameters.num_beams
-
-    @property
-    def _is_processed(self) -> bool:
-        """True if the next tokens are chosen by scores after the logits processors."""
-        return self._reads_logits or self._must_end(self._open[0])
 
     def _candidates(self, scores: StepScores, is_processed: bool) -> list[Candidate]:
         """Return the best one-token extensions of the open beams, best first.

@@ -628,7 +628,7 @@ class Engine:
         if self._rows.first_free > 1 or self._arrived or self._cancelled or self._waiting:
             return False
         token_id = int(outputs["top_ids"][0, 0])
-        if not self._rows.first_generation.take_best(token_id, float(outputs["top_logprobs"][0, 0])):
+        if not next(iter(self._rows)).take_best(token_id, float(outputs["top_logprobs"][0, 0])):
             return False
         self._rows.advance_first(token_id)
         return True

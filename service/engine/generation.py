@@ -246,10 +246,9 @@ class Generation(RowOwner, ABC):
         return changed
 
     def _append(self, hypothesis: Hypothesis, scores: StepScores, row: int, token_id: int, logprob: float) -> None:
-        count = self._num_alternatives
         if hypothesis.matcher is not None and len(hypothesis.ids) >= len(self._prefix):
             hypothesis.matcher.update(token_id)
-        hypothesis.append(token_id, logprob, scores.alternatives(row, count) if count else ())
+        hypothesis.append(token_id, logprob, scores.alternatives(row, self._num_alternatives))
 
     def _reason_to_end(self, hypothesis: Hypothesis) -> FinishReason | None:
         """Return the finish reason if a hypothesis ends with its last token."""

@@ -107,15 +107,10 @@ class MapRecorder:
         for number, row in enumerate(rows):
             stacked[number, :, :, : row.shape[2]] = row
         if kind == "cross" and self._request.hidden_source_tokens:
-            stacked = self._with_hidden_columns(stacked)
+            visible = stacked  # the hidden source tokens have columns of zeros
+            stacked = np.zeros((*visible.shape[:-1], len(self._request.source_ids)), np.float32)
+            stacked[..., self._request.visible_source_tokens] = visible
         return np.ascontiguousarray(stacked.transpose(2, 1, 0, 3))
-
-    def _with_hidden_columns(self, maps: Maps) -> Maps:
-        """Return cross maps (..., S) with columns of zeros for the hidden source tokens."""
-        request = self._request
-        complete = np.zeros((*maps.shape[:-1], len(request.source_ids)), np.float32)
-        complete[..., request.visible_source_tokens] = maps
-        return complete
 
 
 class RecordedMaps(Mapping[str, Maps]):

@@ -261,10 +261,6 @@ class Rows:
         part = slice(rows.start, rows.stop)
         return self._token_ids[part], self._lengths[part], self._source_lengths[part]
 
-    @property
-    def first_generation(self) -> Generation:
-        return next(iter(self._running))
-
     def advance_first(self, token_id: int) -> None:
         """Advance the first row with its next input token."""
         self._token_ids[0] = token_id

@@ -75,8 +75,8 @@ class Worker:
         self._wake = threading.Condition()
         self._is_draining = False  # the thread ends when there is no work
         self._is_stopping = False  # the thread ends after the current step
-        self._has_died = False
-        self._step_started: float | None = None
+        self.has_died = False  # the thread ended with an error or was abandoned
+        self.step_started: float | None = None  # time of `time.monotonic`, while a step runs
         self._stepped: tuple[str, Engine] | None = None  # the model whose step runs, with its engine
         self._commands: deque[Callable[[], None]] = deque()  # run by the engine thread between two steps
         # Used by the engine thread only
@@ -93,17 +93,7 @@ class Worker:
     @property
     def is_alive(self) -> bool:
         """True while the thread runs: after `start`, before `stop`, and if it has not died."""
-        return self._thread is not None and not self._has_ended.is_set() and not self._has_died
-
-    @property
-    def has_died(self) -> bool:
-        """True if the thread ended with an error or was abandoned."""
-        return self._has_died
-
-    @property
-    def step_started(self) -> float | None:
-        """Start of the running step on the clock `time.monotonic`; None if no step is running."""
-        return self._step_started
+        return self._thread is not None and not self._has_ended.is_set() and not self.has_died
 
     async def end_step(self, timeout_s: float) -> str | None:
         """End the running step by terminating its graph; the model must then be removed.
@@ -209,7 +199,7 @@ class Worker:
 
     def abandon_thread(self) -> None:
         """Fail all requests with `engine_dead` and abandon the thread, which hangs."""
-        self._has_died = True
+        self.has_died = True
         self._is_stopping = True
         self._close("engine_dead")
         self._has_ended.set()
@@ -237,7 +227,7 @@ class Worker:
                 self._release_memory()
         except BaseException:
             logger.exception("the engine thread died")
-            self._has_died = True
+            self.has_died = True
             self._call_on_loop(self._close, "engine_dead")
         finally:
             self._activity.set_busy(False)
@@ -245,9 +235,9 @@ class Worker:
 
     def _run_commands(self) -> None:
         while self._commands:
-            self._step_started = time.monotonic()  # a release of memory runs a graph, which may hang like a step
+            self.step_started = time.monotonic()  # a release of memory runs a graph, which may hang like a step
             self._commands.popleft()()
-            self._step_started = None
+            self.step_started = None
 
     def _step_next(self) -> None:
         """Run a step of the engine whose turn it is; its batch is small while rows of others wait.
@@ -287,19 +277,19 @@ class Worker:
         idle = [name for name, due in self._release_at.items() if due <= now and not self._engines[name].has_work]
         if not idle:
             return
-        self._step_started = now  # a release runs a graph, which may hang like a step
+        self.step_started = now  # a release runs a graph, which may hang like a step
         for name in idle:
             self._engines[name].release_memory()
             del self._release_at[name]
         trim_heap()
-        self._step_started = None
+        self.step_started = None
 
     def _step(self, engine: Engine, limit_s: float) -> None:
-        self._step_started = time.monotonic()
+        self.step_started = time.monotonic()
         try:
             engine.step(limit_s)
         finally:
-            self._step_started = None
+            self.step_started = None
             # Deliver all events of a step in one call, because waking the event loop is expensive.
             if self._outbox:
                 self._call_on_loop(self._deliver, self._outbox)

@@ -16,19 +16,9 @@ KEY_SCHEMES = (b"bearer", b"deepl-auth-key")
 MISSING = (
     "The service needs an API key: send it in the header Authorization as `Bearer KEY`, or in the header X-API-Key."
 )
+# A browser asks its user for the key of a page.
+BASIC = b'Basic realm="Sightline: the password is an API key", charset="UTF-8"'
 UNKNOWN = "The service does not know this API key; ask its operator for another one."
-
-
-class UnauthorizedError(ApiError):
-    """A request has no valid key. Browsers ask their user for it if a page was requested."""
-
-    def __init__(self, message: str, *, is_page: bool) -> None:
-        super().__init__("unauthorized", message)
-        self._is_page = is_page
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        scheme = b'Basic realm="Sightline: the password is an API key", charset="UTF-8"' if self._is_page else b"Bearer"
-        return [*super().headers(), (b"www-authenticate", scheme)]
 
 
 def authorize(call: HttpCall, endpoint: Endpoint | None, keys: KeyRing) -> None:
@@ -49,7 +39,9 @@ def authorize_with(call: HttpCall, endpoint: Endpoint | None, keys: KeyRing, sec
     """Find the key of a call by its text, see `authorize`."""
     call.key = keys.find(secret) if secret else None
     if call.key is None:
-        raise UnauthorizedError(UNKNOWN if secret else MISSING, is_page=prefers(HTML, call.headers))
+        scheme = BASIC if prefers(HTML, call.headers) else b"Bearer"
+        message = UNKNOWN if secret else MISSING
+        raise ApiError("unauthorized", message, headers=[(b"www-authenticate", scheme)])
     call.caller = call.key.label
     if endpoint is not None and endpoint.role == "admin" and call.key.role != "admin":
         raise ApiError("forbidden", "This route needs an API key with the role admin; ask the operator for one.")

@@ -2,7 +2,7 @@
 
 import difflib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -35,17 +35,6 @@ FIRST_PATHS = (
 
 # Declaring a route takes a millisecond, so all apps of a process share them.
 route_of = functools.cache(EndpointRoute)
-
-
-class MethodNotAllowedError(ApiError):
-    """A path has endpoints, but none for the method of the request."""
-
-    def __init__(self, path: str, methods: Iterable[str]) -> None:
-        self._methods = tuple(methods)
-        super().__init__("method_not_allowed", f"{path} accepts only {' and '.join(self._methods)}.")
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        return [*super().headers(), (b"allow", ", ".join(self._methods).encode())]
 
 
 def _place_of(route: EndpointRoute) -> tuple[bool, int]:
@@ -91,10 +80,10 @@ class Application(FastAPI):
         if isinstance(route, EndpointRoute):
             path, call.error_format = route.path, route.declared.error_format
             methods = [other.declared.method for other in self._endpoint_routes if other.path == path]
-        rejection = MethodNotAllowedError(path, methods)
+        message = f"{path} accepts only {' and '.join(methods)}."
         if call.scope["method"] == "OPTIONS":
-            rejection.text += " Pages of other origins may call it if SIGHTLINE_CORS_ORIGINS names them."
-        raise rejection
+            message += " Pages of other origins may call it if SIGHTLINE_CORS_ORIGINS names them."
+        raise ApiError("method_not_allowed", message, headers=[(b"allow", ", ".join(methods).encode())])
 
     @property
     def _endpoint_routes(self) -> list[EndpointRoute]:

@@ -313,8 +313,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             return
         self._is_in_body = True
-        if self._read_timer is not None:
-            self._stop_reading_timer()
+        self._stop_reading_timer()
         self.url = target
         super().on_headers_complete()
         self.headers = []  # will hold the trailers, which are not used
@@ -330,8 +329,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Reject a request that admission would reject as it did one with the same head."""
         if (found := self._known.find(self._origin, data)) is None:
             return False
-        if self._read_timer is not None:
-            self._stop_reading_timer()
+        self._stop_reading_timer()
         cycle: Any = SimpleNamespace(**CYCLE)
         self.cycle = cycle
         send = functools.partial(self._send_repeated, cycle, time.monotonic(), *found)
@@ -371,8 +369,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unparsed_bytes = 0
         if self._is_rejected:
             return
-        if self._read_timer is not None:
-            self._stop_reading_timer()
+        self._stop_reading_timer()
         super().on_message_complete()
         exchange = self._exchange
         exchange.is_complete = True

@@ -107,17 +107,13 @@ class HttpCall(Call):
     def begin_span(self, traces: Traces) -> None:
         """Begin the span of the call, unless it has one or is not traced."""
         if self.span is None and self.route not in POLLED_ROUTES:
-            self.span = traces.begin(self.span_name, self.scope["headers"], self.started)
+            name = self.scope["method"] + ("" if self.endpoint is None else f" {self.route}")
+            self.span = traces.begin(name, self.scope["headers"], self.started)
 
     @property
     def route(self) -> str:
         """Path template of the call's endpoint."""
         return NO_ROUTE if self.endpoint is None else self.endpoint.path
-
-    @property
-    def span_name(self) -> str:
-        method: str = self.scope["method"]
-        return method if self.endpoint is None else f"{method} {self.route}"
 
     def fail(self, error: ApiError) -> None:
         """Record the error that ends the call, for the access log and the metrics."""

@@ -28,27 +28,18 @@ EXAMPLE_REQUEST_ID = "0123456789abcdef01234567"
 
 KEY_USE = "API key, if the service has a file of keys."
 REQUEST_ID_PATTERN = f"^{REQUEST_ID.pattern}$"
+
+
+def _header(description: str, **schema: Any) -> dict[str, Any]:
+    """Declare a header that a response always has."""
+    return {"required": True, "description": description, "schema": schema}
+
+
 RESPONSE_HEADERS = {
-    "X-Request-Id": {
-        "required": True,
-        "description": "Id of the request, as in the log.",
-        "schema": {"type": "string", "pattern": REQUEST_ID_PATTERN},
-    }
+    "X-Request-Id": _header("Id of the request, as in the log.", type="string", pattern=REQUEST_ID_PATTERN)
 }
-ERROR_HEADERS = {
-    "X-Error-Code": {
-        "required": True,
-        "description": "Error code, for logs of proxies.",
-        "schema": {"type": "string"},
-    }
-}
-RETRY_HEADERS = {
-    "Retry-After": {
-        "required": True,
-        "description": "Seconds until the request should be sent again.",
-        "schema": {"type": "integer"},
-    }
-}
+ERROR_HEADERS = {"X-Error-Code": _header("Error code, for logs of proxies.", type="string")}
+RETRY_HEADERS = {"Retry-After": _header("Seconds until the request should be sent again.", type="integer")}
 REQUEST_ID_HEADER = {
     "name": "X-Request-Id",
     "in": "header",

@@ -15,46 +15,34 @@ from sightline.service.api_errors import ApiError
 from sightline.service.http.static import MEDIA_TYPES, read_files
 
 
-class AttentionPage:
-    """The files of the page, read into memory."""
+@functools.cache
+def endpoints(frame_ancestors: Sequence[str]) -> list[Endpoint]:
+    """Return the endpoints of the page, with its files as they are at the first call.
 
-    def __init__(self, frame_ancestors: Sequence[str]) -> None:
-        """`frame_ancestors` are the origins of pages that may show this page in a frame."""
-        folder = sorted(files("sightline.service.page").iterdir(), key=lambda file: file.name)
-        self._files = read_files(folder, frame_ancestors, {"index.html": "Accept, Accept-Encoding"})
+    `frame_ancestors` are the origins of pages that may show this page in a frame.
+    """
+    folder = sorted(files("sightline.service.page").iterdir(), key=lambda file: file.name)
+    own_files = read_files(folder, frame_ancestors, {"index.html": "Accept, Accept-Encoding"})
 
-    async def show_root(self, call: Call, headers: Headers) -> Raw:
+    async def show_root(call: Call, headers: Headers) -> Raw:
         """Show the name of the service, its version, its documentation and its models.
 
         Clients that accept `text/html`, as browsers do, get the page that shows attention.
         """
         if prefers(HTML, headers):
-            return self._files["index.html"].response(headers)
+            return own_files["index.html"].response(headers)
         return Raw(to_json(root_of(call.service)), JSON, 200, {"vary": "Accept, Accept-Encoding"})
 
     async def page_file(
-        self, call: Call, file: Annotated[str, described("Name of a file of the page.")], headers: Headers
+        call: Call, file: Annotated[str, described("Name of a file of the page.")], headers: Headers
     ) -> Raw:
         """Return a file of the page: a script, its styles or its icon."""
-        if file not in self._files:
-            raise ApiError("not_found", f"The page has no file of this name; its files are {', '.join(self._files)}.")
-        return self._files[file].response(headers)
+        if file not in own_files:
+            raise ApiError("not_found", f"The page has no file of this name; its files are {', '.join(own_files)}.")
+        return own_files[file].response(headers)
 
-    def endpoints(self) -> list[Endpoint]:
-        return [
-            Endpoint("GET", "/", self.show_root, Root, media_types=(JSON, HTML), ignores_query=True),
-            Endpoint(
-                "GET",
-                "/page/{file}",
-                self.page_file,
-                errors=("not_found",),
-                media_types=tuple(sorted(MEDIA_TYPES.values())),
-                ignores_query=True,
-            ),
-        ]
-
-
-@functools.cache
-def endpoints(frame_ancestors: Sequence[str]) -> list[Endpoint]:
-    """Return the endpoints of the page, with its files as they are at the first call."""
-    return AttentionPage(frame_ancestors).endpoints()
+    kinds = tuple(sorted(MEDIA_TYPES.values()))
+    return [
+        Endpoint("GET", "/", show_root, Root, media_types=(JSON, HTML), ignores_query=True),
+        Endpoint("GET", "/page/{file}", page_file, errors=("not_found",), media_types=kinds, ignores_query=True),
+    ]

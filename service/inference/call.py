@@ -359,9 +359,13 @@ def tokenize_within_limits(
         if time.monotonic() > deadline:
             raise ApiError("deadline_exceeded")
         together = f" together with {item.partner}" if item.partner else ""
-        if texts := item.long_texts:
+        if texts := item.long_texts:  # those that are certain to have too many tokens are not tokenized
             index = index_of(position)
-            _check_before_tokenization(tokenizer, texts, max_tokens, field, index, together=together, way_out=way_out)
+            check_characters(sum(map(len, texts)), max_tokens, field, index, together=together, way_out=way_out)
+            least = sum(tokenizer.min_num_tokens(text, max_tokens) for text in texts)
+            if least > max_tokens:
+                number = f"at least {least}"
+                raise input_too_long(number, max_tokens, field, index, together=together, way_out=way_out)
         try:
             ids = item.encode(tokenizer, max_tokens)
         except ValueError:  # the texts before the document leave no token for it
@@ -385,32 +389,16 @@ def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:
     return list(inputs.lists)
 
 
-def _check_before_tokenization(
-    tokenizer: TextTokenizer, texts: Sequence[str], max_tokens: int, field: str, index: int | None, **words: str
-) -> None:
-    """Reject texts that are certain to have too many tokens together."""
-    check_characters(sum(map(len, texts)), max_tokens, field, index, **words)
-    least = sum(tokenizer.min_num_tokens(text, max_tokens) for text in texts)
-    if least > max_tokens:
-        raise input_too_long(f"at least {least}", max_tokens, field, index, **words)
-
-
 def check_characters(num_characters: int, max_tokens: int, field: str, index: int | None, **words: str) -> None:
     """Check that a text is not so long that even its tokenization would take too much time."""
     limit = MAX_CHARACTERS_PER_TOKEN * max_tokens
     if num_characters > limit:
-        number = f", and so at most {limit} characters, got {num_characters} characters"
-        raise _too_long(number, max_tokens, field, index, **words)
+        most = f", and so at most {limit} characters"
+        raise input_too_long(f"{num_characters} characters", max_tokens, field, index, most=most, **words)
 
 
-def input_too_long(num_tokens: str, max_tokens: int, field: str, index: int | None, **words: str) -> ApiError:
-    return _too_long(f", got {num_tokens}", max_tokens, field, index, **words)
-
-
-def _too_long(
-    number: str, max_tokens: int, field: str, index: int | None, together: str = "", way_out: str = ""
+def input_too_long(
+    number: str, max_tokens: int, field: str, index: int | None, together: str = "", way_out: str = "", most: str = ""
 ) -> ApiError:
-    message = (
-        f"It must have at most {max_tokens} tokens for this model{together}{number}; shorten or split it{way_out}."
-    )
-    return ApiError("input_too_long", message, field=field, index=index)
+    message = f"It must have at most {max_tokens} tokens for this model{together}{most}, got {number}"
+    return ApiError("input_too_long", f"{message}; shorten or split it{way_out}.", field=field, index=index)

@@ -59,7 +59,7 @@ class NoPeers:
     """`Peers` of a service that is one process."""
 
     async def metrics(self, service: Service) -> Texts:
-        return await texts_of(service.metrics.collect())
+        return await texts_of(service.metrics.registry.collect())
 
     async def load(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
         phases = load(service, name, only_if_lazy=only_if_lazy)

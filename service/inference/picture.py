@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sightline.base.bundle import Manifest, MapKind
 from sightline.service import drawing
@@ -65,26 +64,19 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
 def draw(model: str, output: TargetAttention, selection: AttentionSelection, view: View) -> str:
     """Return the SVG of maps that were requested with a selection of `selection_to_draw`."""
     (maps,) = output.maps
+    rows, columns = _labels(output, maps)
+    weights = np.asarray(maps.data, np.float32).reshape(maps.shape)
     if view == "heads":
-        return drawing.heads(f"{model}: {TITLES[maps.kind]}", _all_heads(output, maps))
+        grid = [
+            (layer, [(head, Matrix("", rows, columns, weights[i, j])) for j, head in enumerate(maps.heads)])
+            for i, layer in enumerate(maps.layers)
+        ]
+        return drawing.heads(f"{model}: {TITLES[maps.kind]}", grid)
     reduction = "maximum" if selection.reduce == "max" else "mean"
     heads = f"head {maps.heads[0]}" if len(maps.heads) == 1 else f"{reduction} of {len(maps.heads)} heads"
     title = f"{model}: {TITLES[maps.kind]}, layer {maps.layers[0]}, {heads}"
-    matrix = Matrix(title, *_labels(output, maps), _weights(maps)[0, 0])
+    matrix = Matrix(title, rows, columns, weights[0, 0])
     return drawing.alignment(matrix) if view == "alignment" else drawing.heat_map(matrix)
-
-
-def _weights(maps: AttentionMap) -> NDArray[np.float32]:
-    return np.asarray(maps.data, np.float32).reshape(maps.shape)
-
-
-def _all_heads(output: TargetAttention, maps: AttentionMap) -> list[tuple[int, list[tuple[int, Matrix]]]]:
-    rows, columns = _labels(output, maps)
-    weights = _weights(maps)
-    return [
-        (layer, [(head, Matrix("", rows, columns, weights[i, j])) for j, head in enumerate(maps.heads)])
-        for i, layer in enumerate(maps.layers)
-    ]
 
 
 def _labels(output: TargetAttention, maps: AttentionMap) -> tuple[Sequence[str], Sequence[str]]:

@@ -193,7 +193,9 @@ def _joined_outputs(
     sentences, outputs, parameters = iter(by_sentence.values()), list[GenerateOutput](), decoding.parameters
     for index, split_text in enumerate(split_texts):
         if not split_text.sentences:
-            outputs += [_copied(index, rank, split_text, parameters) for rank in range(parameters.num_return_sequences)]
+            text, seed = split_text.join([], ""), parameters.seed  # an input that is copied as a whole
+            ranks = range(parameters.num_return_sequences)
+            outputs += [GenerateOutput(index, rank, text, [], "eos", 0.0, seed, None) for rank in ranks]
             continue
         # `strict=False`: a beam search may return fewer texts for one sentence than for another.
         of_ranks = zip(*[next(sentences) for _ in split_text.sentences], strict=False)
@@ -220,11 +222,6 @@ def _joined(index: int, split_text: SplitText, parts: Sequence[GenerateOutput], 
         finish_reason=joined_reason([part.finish_reason for part in parts]),
         score=sum(part.score for part in parts),
     )
-
-
-def _copied(index: int, rank: int, split_text: SplitText, parameters: GenerateParameters) -> GenerateOutput:
-    """Return the output of an input that is copied as a whole."""
-    return GenerateOutput(index, rank, split_text.join([], ""), [], "eos", 0.0, parameters.seed, None)
 
 
 def joined_reason(reasons: Sequence[str]) -> FinishReason:

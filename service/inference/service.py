@@ -295,7 +295,7 @@ class Service:
             rows = self.settings.max_rows or fitted_rows(backend.max_rows, self.settings.max_state_bytes, manifest)
             self.list_model(manifest, rows)
         self.failed_models = sorted(backend.failed)
-        self.metrics.set_failed_models(len(backend.failed))
+        self.metrics.process_gauges["models_failed"].set(len(backend.failed))
         backend.worker.on_close = self._set_unavailable
         self.is_loaded = True
         if self.unavailable_code == "loading":

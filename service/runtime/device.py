@@ -117,12 +117,6 @@ class _DeviceGroup(StateGroup):
             [first + row for first in firsts for row in targets],
         )
 
-    def finish_step(self, rows: slice) -> None:
-        """Do nothing, because steps write in place."""
-
-    def release_memory(self) -> None:
-        """Do nothing: device memory stays allocated."""
-
 
 class DeviceRunner(SessionRunner):
     """Runs a bundle of `sightline quantize --bits 16`. `Runner` describes the methods."""

@@ -173,15 +173,12 @@ class WorkerServer(DrainingServer):
     async def _retire(self) -> None:
         """End once each open connection has got its next response, which closes it."""
         self._service.is_retiring = True
-        deadline = self._now() + self._settings.shutdown_timeout_s
-        while self.server_state.connections and self._now() < deadline:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.shutdown_timeout_s
+        while self.server_state.connections and loop.time() < deadline:
             await asyncio.sleep(RETIRE_CHECK_S)
         self._service.drain()
         self.should_exit = True
-
-    def _now(self) -> float:
-        assert self._loop is not None
-        return self._loop.time()
 
     async def _set_peers_ready(self) -> None:
         if self._service.not_ready_code == "loading":
@@ -191,7 +188,7 @@ class WorkerServer(DrainingServer):
         """Return the metrics, with those of models that only other workers have used."""
         for name in self._service.models.keys() & used:
             self._service.metrics.for_model(name).use()
-        return await texts_of(self._service.metrics.collect())
+        return await texts_of(self._service.metrics.registry.collect())
 
 
 def model_calls(service: Service) -> dict[str, Handler]:

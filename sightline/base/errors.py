@@ -1,5 +1,6 @@
 """Exit statuses of all commands, and errors with the status of each."""
 
+import sys
 from collections.abc import Collection
 
 EXIT_FAILED = 1  # the work failed
@@ -38,7 +39,7 @@ class Interrupted(Exception):  # noqa: N818 - it is not an error
         self.signal_number = signal_number
 
 
-def exit_status(error: Exception) -> int:
+def exit_status(error: str | Exception) -> int:
     """Return the exit status of a failed command: 2 if its arguments can never work, or else 1.
 
     After a signal, it is 128 and the number of the signal.
@@ -47,6 +48,12 @@ def exit_status(error: Exception) -> int:
         return EXIT_SIGNAL + error.signal_number
     usage = (UsageError, FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
     return EXIT_USAGE if isinstance(error, usage) else EXIT_FAILED
+
+
+def fail(error: str | Exception, status: int | None = None) -> int:
+    """Print the error of a command, and return its exit status: by default, see `exit_status`."""
+    print(f"error: {error}", file=sys.stderr)
+    return exit_status(error) if status is None else status
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

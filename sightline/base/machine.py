@@ -13,28 +13,15 @@ MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "mem
 def usable_threads(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int:
     """Return the number of cores, or the smallest CPU quota, rounded up, of the control groups."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    folders = _own_folders("cpu", cgroup, own_cgroups)
-    quotas = [_quota_v2(folder / "cpu.max") or _quota_v1(folder) for folder in folders]
+    quotas = map(_quota, _own_folders("cpu", cgroup, own_cgroups))
     return max(1, min([cores, *(math.ceil(quota) for quota in quotas if quota is not None)]))
 
 
-def _quota_v2(path: Path) -> float | None:
-    """Read a quota in cores from `cpu.max`: "QUOTA PERIOD", or "max PERIOD" without a quota."""
-    try:
-        quota, period = path.read_text(encoding="ascii").split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
-def _quota_v1(folder: Path) -> float | None:
-    """Read a quota in cores from `cpu.cfs_quota_us`, which is -1 without a quota."""
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
-        period = int((folder / "cpu.cfs_period_us").read_text(encoding="ascii"))
-        return quota / period if quota > 0 else None
-    except (OSError, ValueError):
-        return None
+def _quota(folder: Path) -> float | None:
+    """Return the quota of a control group in cores, by version 2 or 1; None if it has none."""
+    version_1 = *_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us")
+    numbers = _numbers(folder / "cpu.max") or version_1
+    return numbers[0] / numbers[1] if len(numbers) == 2 and numbers[0] > 0 else None
 
 
 def usable_memory(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int:
@@ -66,7 +53,7 @@ def _memory_limits(cgroup: Path, own_cgroups: Path) -> list[tuple[int, int]]:
         (limit, _used_bytes(folder, used_name))
         for folder in _own_folders("memory", cgroup, own_cgroups)
         for limit_name, used_name in MEMORY_FILES
-        if (limit := _read_limit(folder / limit_name)) is not None
+        for limit in _numbers(folder / limit_name)
     ]
 
 
@@ -79,7 +66,7 @@ def _used_bytes(folder: Path, name: str) -> int:
         statistics = {}
     prefix = "total_" if "total_cache" in statistics else ""  # version 1 counts groups below only in totals
     cached = sum(statistics.get(f"{prefix}{state}_file", 0) for state in ("active", "inactive"))
-    return (_read_limit(folder / name) or 0) - cached
+    return sum(_numbers(folder / name)) - cached
 
 
 def _own_folders(controller: str, cgroup: Path, own_cgroups: Path) -> list[Path]:
@@ -97,18 +84,14 @@ def _own_folders(controller: str, cgroup: Path, own_cgroups: Path) -> list[Path]
     return folders
 
 
-def _read_limit(path: Path) -> int | None:
-    """Return the bytes in a file, or None if there is no limit ("max")."""
+def _numbers(path: Path) -> tuple[int, ...]:
+    """Return the numbers in a file; none if it cannot be read, or has no limit ("max")."""
     try:
-        return int(path.read_text(encoding="ascii"))
+        return tuple(map(int, path.read_text(encoding="ascii").split()))
     except (OSError, ValueError):
-        return None
+        return ()
 
 
 def resident_bytes() -> int:
     """Return the resident memory of this process in bytes; 0 if the system does not tell."""
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 0
+    return sum(_numbers(Path("/proc/self/statm"))[1:2]) * os.sysconf("SC_PAGE_SIZE")

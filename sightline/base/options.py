@@ -99,7 +99,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options], names: Col
         value = shown.metavar or _metavar(name, field)
         for title in (title for first, title in kind.groups if first == name):
             target = parser.add_argument_group(title)
-        if _is_switch(field):
+        if [hint for hint, _ in _parts(field)] == [bool]:
             is_off = field.default is False and not (kind.prefix or kind.has_file)
             action: Any = "store_true" if is_off else argparse.BooleanOptionalAction
             target.add_argument(flag, action=action, **form)
@@ -297,10 +297,6 @@ def _choices(field: FieldInfo) -> dict[str, Any]:
 def _shown(field: FieldInfo) -> Shown:
     found: Shown = next(_parts(field))[1].get(Shown, Shown())
     return found
-
-
-def _is_switch(field: FieldInfo) -> bool:
-    return [hint for hint, _ in _parts(field)] == [bool]
 
 
 def _name_of(name: str, field: FieldInfo) -> str:

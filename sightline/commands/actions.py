@@ -1,6 +1,5 @@
 """Commands that write or check a bundle, and print the record of it."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -8,7 +7,7 @@ from types import ModuleType
 from pydantic import BaseModel
 
 from sightline.base.bundle import BundleError
-from sightline.base.errors import EXIT_FAILED, exit_status
+from sightline.base.errors import exit_status, fail
 from sightline.base.options import Options, parse
 from sightline.base.parser import Parser
 from sightline.export.import_errors import VerificationError, one_line
@@ -43,11 +42,9 @@ def run_action(action: Callable[[], BaseModel]) -> int:
     try:
         record = action()
     except (OSError, ValueError, BundleError, VerificationError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return exit_status(error)
+        return fail(one_line(error), exit_status(error))
     except MemoryError:
-        print(f"error: {out_of_memory()}", file=sys.stderr)
-        return EXIT_FAILED
+        return fail(out_of_memory())
     print(record.model_dump_json(indent=2))
     return 0
 

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import re
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator
 
 from sightline.base.bundle import BundleError, Manifest, MapKind
-from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, UsageError, exit_status
+from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, UsageError, exit_status, fail
 from sightline.base.extras import install_command
 from sightline.base.options import Options, Shown, add_options, parse_with
 from sightline.base.parser import Parser
@@ -97,14 +96,14 @@ def run(parser: Parser, words: Sequence[str]) -> int:
         output, svg = asyncio.run(make_picture(folder, manifest, settings, options))
         write_picture(options.out, svg, options.scale)
     except (BundleError, UsageError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exit_status(error)
+        return fail(error)
     except ApiError as error:
-        print(f"error: {complete_message(error.message(FLAGS), error.param(FLAGS))}", file=sys.stderr)
-        return EXIT_FAILED if error.kind.status >= 500 else EXIT_USAGE
+        return fail(
+            complete_message(error.message(FLAGS), error.param(FLAGS)),
+            EXIT_FAILED if error.kind.status >= 500 else EXIT_USAGE,
+        )
     except OSError as error:
-        print(f"error: {error.filename or options.out}: {error.strerror}", file=sys.stderr)
-        return exit_status(error)
+        return fail(f"{error.filename or options.out}: {error.strerror}", exit_status(error))
     if output.text:
         print(output.text)
     return 0

@@ -1,13 +1,12 @@
 """`sightline keys`: add, list and remove the API keys of a file."""
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from annotated_types import Ge
 from pydantic import model_validator
 
-from sightline.base.errors import EXIT_FAILED, EXIT_USAGE
+from sightline.base.errors import fail
 from sightline.base.options import Options, Shown, add_options, flag_name, parse_with
 from sightline.base.parser import Parser
 from sightline.service.keys import KeysError, Quota, Role, add_key, read_keys, remove_key
@@ -68,10 +67,6 @@ def run(parser: Parser, words: Sequence[str]) -> int:
             for key in read_keys(path):
                 quota = {} if key.quota is None else key.quota.model_dump(exclude_none=True)
                 print("  ".join([key.label, key.role, *(f"{name}={limit}" for name, limit in quota.items())]))
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except KeysError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    except (SettingsError, KeysError) as error:
+        return fail(error)
     return 0

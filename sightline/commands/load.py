@@ -8,7 +8,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from annotated_types import Ge, Gt
 from pydantic import BeforeValidator, Field, model_validator
 
 from sightline import loadtest
-from sightline.base.errors import EXIT_FAILED, EXIT_LAGGED, EXIT_USAGE, EXIT_WORSE, UsageError
+from sightline.base.errors import EXIT_LAGGED, EXIT_USAGE, EXIT_WORSE, UsageError, fail
 from sightline.base.options import OneOf, Options, Shown, parse
 from sightline.base.parser import Parser
 from sightline.loadtest.arguments import duration, objective, rates, read_prompts, share
@@ -243,7 +243,9 @@ def load_and_report(options: LoadOptions, client: Client, load: Load) -> int:
         print(format_table(summaries[0]))
     changes: list[Change] = []
     if options.soak:
-        changes = soak_changes(stages[0], load.duration_s, dict(options.objective))
+        (stage,), tenth_s = stages, load.duration_s / 10
+        first, last = (window(stage.measurement, start_s, start_s + tenth_s) for start_s in (0.0, 9 * tenth_s))
+        changes = compare_measurements(first, last, dict(options.objective), stage.rate)
         print(f"\nlast tenth after the first tenth:\n{format_changes(changes, options.threshold)}")
     print(f"\nThe load test used {processor_share:.0%} of one processor.")
     if options.json_ is not None:
@@ -251,41 +253,30 @@ def load_and_report(options: LoadOptions, client: Client, load: Load) -> int:
     return _print_failure(record, changes, options)
 
 
-def soak_changes(stage: Stage, duration_s: float, objectives: Mapping[str, float]) -> list[Change]:
-    """Compare the first and the last tenth of a soak."""
-    tenth_s = duration_s / 10
-    first, last = (window(stage.measurement, start_s, start_s + tenth_s) for start_s in (0.0, 9 * tenth_s))
-    return compare_measurements(first, last, objectives, stage.rate)
-
-
 def _print_failure(record: LoadRecord, changes: Sequence[Change], options: LoadOptions) -> int:
     """Print the first of the errors of a run and return the exit code."""
     summaries = [stage.figures for stage in record.stages]
     own = sorted({reason.removeprefix(OWN) for stage in summaries for reason in stage.failed if reason.startswith(OWN)})
     if own:
-        print(
-            f"error: the run is invalid: the load test itself could not send requests: {', '.join(own)}; raise its "
+        return fail(
+            f"the run is invalid: the load test itself could not send requests: {', '.join(own)}; raise its "
             "limits, such as that of open files with ulimit -n, or use fewer --clients or a lower --rate",
-            file=sys.stderr,
+            EXIT_LAGGED,
         )
-        return EXIT_LAGGED
     if not record.is_valid:
         lag_ms = max(summary.lag_ms.p99 for summary in summaries if summary.lag_ms)
-        print(
-            f"error: the run is invalid: the load test itself lagged by {lag_ms:.0f} ms (99th percentile), more than "
+        return fail(
+            f"the run is invalid: the load test itself lagged by {lag_ms:.0f} ms (99th percentile), more than "
             f"{1000 * options.max_lag:.0f} ms; lower the load, use a faster machine, or set --max-lag",
-            file=sys.stderr,
+            EXIT_LAGGED,
         )
-        return EXIT_LAGGED
     failed = sum(sum(summary.failed.values()) for summary in summaries)
     if failed:
         reasons = sorted({reason for summary in summaries for reason in summary.failed})
         sent = sum(summary.sent for summary in summaries)
-        print(f"error: {failed} of {sent} requests failed: {', '.join(reasons)}", file=sys.stderr)
-        return EXIT_FAILED
+        return fail(f"{failed} of {sent} requests failed: {', '.join(reasons)}")
     if options.soak and not changes:
-        print("error: the first tenth has too few good requests for a comparison; run longer", file=sys.stderr)
-        return EXIT_FAILED
+        return fail("the first tenth has too few good requests for a comparison; run longer")
     return _status_of(changes, options.threshold)
 
 
@@ -316,15 +307,12 @@ def compare(options: CompareOptions) -> int:
         before, after = read_record(options.before), read_record(options.after)
         bad = [str(path) for path, record in ((options.before, before), (options.after, after)) if not record.is_valid]
         if bad:
-            print(f"error: invalid because of the load test itself: {', '.join(bad)}; run it again", file=sys.stderr)
-            return EXIT_LAGGED
+            return fail(f"invalid because of the load test itself: {', '.join(bad)}; run it again", EXIT_LAGGED)
         changes = compare_records(before, after)
     except (FileNotFoundError, NotComparableError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return fail(error, EXIT_USAGE)
     except RecordError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return fail(error)
     print(format_changes(changes, options.threshold))
     if len(before.stages) != len(after.stages):
         print("\nOnly the rates that both sweeps have reached are compared.")

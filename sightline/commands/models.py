@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import BaseModel
 
 from sightline.base.bundle import BundleError, Manifest
-from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, UsageError, exit_status
+from sightline.base.errors import EXIT_FAILED, UsageError, fail
 from sightline.base.options import Options, Shown, add_options, parse, parse_with
 from sightline.base.parser import Parser
 from sightline.service.discovery import find_bundles
@@ -83,8 +83,7 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
     try:
         manifests = find_bundles(make_settings(texts).bundles, on_failure=on_failure)
     except (BundleError, SettingsError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exit_status(error)
+        return fail(error)
     listings = [listing_of(folder, manifest) for folder, manifest in manifests.items()]
     if options.json_:
         print(json.dumps([asdict(listing) for listing in listings], indent=2, ensure_ascii=False))
@@ -92,7 +91,7 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
         print_table(listings)
     sys.stdout.flush()
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        fail(problem)
     return EXIT_FAILED if problems else 0
 
 
@@ -145,8 +144,7 @@ def check(parser: Parser, arguments: Sequence[str]) -> int:
     try:
         supports = [check_configuration(file) for file in options.files]
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return fail(error)
     if options.json_:
         print(json.dumps([asdict(support) for support in supports], indent=2, ensure_ascii=False))
     else:
@@ -156,8 +154,8 @@ def check(parser: Parser, arguments: Sequence[str]) -> int:
     sys.stdout.flush()
     refused = sum(not support.kind for support in supports)
     if refused:
-        print(f"error: {refused} of {len(supports)} models cannot be imported", file=sys.stderr)
-    return EXIT_FAILED if refused else 0
+        return fail(f"{refused} of {len(supports)} models cannot be imported")
+    return 0
 
 
 def listing_of(folder: Path, manifest: Manifest) -> Listing:

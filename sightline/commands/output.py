@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, Self
+from typing import Any, BinaryIO, Self
 
 from sightline.base.errors import UsageError
 
@@ -21,20 +21,12 @@ class OutputBusyError(Exception):
     """A file that another process writes; the message names it and the way out."""
 
 
-class TranslationOutput(Protocol):
-    """Receives the lines of a translation in order."""
-
-    num_done: int  # lines that are written already
-
-    def write(self, lines: Sequence[str]) -> None: ...
-
-
 class StreamOutput:
     """Writes lines to standard output, a device or a pipe."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self.num_done = 0
+        self.num_done = 0  # lines that are written already
 
     def write(self, lines: Sequence[str]) -> None:
         self._stream.write(to_bytes(lines))
@@ -132,6 +124,9 @@ class OutputFile:
             self._progress.unlink(missing_ok=True)
             self._remove()
         self._file.close()
+
+
+TranslationOutput = StreamOutput | OutputFile
 
 
 def _open_locked(path: Path) -> FileIO:

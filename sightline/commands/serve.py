@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 from sightline.base.bundle import MANIFEST, BundleError, MissingBundleError
 from sightline.base.bundle_files import read_manifest, sha256_of
-from sightline.base.errors import EXIT_USAGE, UsageError, did_you_mean
+from sightline.base.errors import EXIT_USAGE, UsageError, did_you_mean, fail
 from sightline.base.options import Options, Shown, add_options
 from sightline.base.parser import Parser
 from sightline.service.__main__ import main
@@ -70,8 +69,7 @@ def prepare(settings: Settings, flags: Mapping[str, Any]) -> Settings:
             text = (
                 f"{error.filename}: {error.strerror}; user {os.geteuid()} must be able to write to {settings.bundles}"
             )
-        print(f"error: {text}", file=sys.stderr)
-        raise SystemExit(EXIT_USAGE) from None
+        raise SystemExit(fail(text, EXIT_USAGE)) from None
     except BundleError:
         pass  # the service reports it
     return settings

@@ -10,12 +10,10 @@ from annotated_types import Ge
 from pydantic import Field, model_validator
 
 from sightline.base.errors import (
-    EXIT_FAILED,
     EXIT_INTERRUPTED,
-    EXIT_USAGE,
     Interrupted,
     UsageError,
-    exit_status,
+    fail,
     is_out_of_memory,
 )
 from sightline.base.options import Options, Shown, add_options, check, given_flags, parse, read_words
@@ -108,8 +106,7 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
         keys = {} if folders.config is None else read_keys(folders.config, task)
         check(kind, keys)  # also values that flags override
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return fail(error)
     options = values_of(check(kind, keys, flags))
     if folders.print_config:
         sys.stdout.write(options_to_toml(task, options))
@@ -142,15 +139,12 @@ def run_training(action: Callable[[], None]) -> int:
     try:
         action()
     except (OSError, ValueError, Interrupted) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exit_status(error)
+        return fail(error)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         message = str(error).splitlines()[0]
-        print(f"error: out of memory; use a smaller model or a smaller --batch-tokens: {message}", file=sys.stderr)
-        return EXIT_FAILED
+        return fail(f"out of memory; use a smaller model or a smaller --batch-tokens: {message}")
     except KeyboardInterrupt:
-        print("error: interrupted; checkpoints are kept, run the same command again to resume", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return fail("interrupted; checkpoints are kept, run the same command again to resume", EXIT_INTERRUPTED)
     return 0

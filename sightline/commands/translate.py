@@ -16,7 +16,7 @@ from pydantic import Field
 from tqdm import tqdm
 
 from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest
-from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, exit_status
+from sightline.base.errors import EXIT_INTERRUPTED, UsageError, exit_status, fail
 from sightline.base.options import Options, Shown, add_options, parse_with
 from sightline.base.parser import Parser
 from sightline.base.text.sentences import has_letter, split_sentences
@@ -125,20 +125,17 @@ def run(parser: Parser, words: Sequence[str]) -> int:
             if code == 0:
                 output.finish()
             elif code == EXIT_INTERRUPTED:
-                print(
-                    f"error: interrupted; {out} has {output.num_done} of {len(source.lines)} lines, and the "
-                    "same command continues after them",
-                    file=sys.stderr,
+                fail(
+                    f"interrupted; {out} has {output.num_done} of {len(source.lines)} lines, and the "
+                    "same command continues after them"
                 )
             return code
     except (BundleError, LineError, OutputBusyError, UsageError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exit_status(error)
+        return fail(error)
     except BrokenPipeError:
         raise
     except OSError as error:
-        print(f"error: {error.filename or out or 'standard output'}: {error.strerror}", file=sys.stderr)
-        return exit_status(error)
+        return fail(f"{error.filename or out or 'standard output'}: {error.strerror}", exit_status(error))
 
 
 def read_source(file: str) -> Source:
@@ -194,11 +191,10 @@ def translate_into(
     try:
         asyncio.run(drive())
     except ApiError as error:
-        print(f"error: line {output.num_done + 1} of {source.name}: {error.message({})}", file=sys.stderr)
-        return EXIT_FAILED
+        return fail(f"line {output.num_done + 1} of {source.name}: {error.message({})}")
     except KeyboardInterrupt:
         if isinstance(output, StreamOutput):
-            print("error: interrupted", file=sys.stderr)
+            fail("interrupted")
         return EXIT_INTERRUPTED
     if sys.stderr.isatty():
         print(f"{num_left} lines in {time.monotonic() - started:.1f} s with {manifest.name}", file=sys.stderr)

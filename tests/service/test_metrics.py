@@ -30,7 +30,7 @@ KNOWN = {
 
 
 async def rendered(metrics: Metrics) -> str:
-    return "".join(await texts_of(metrics.collect()))
+    return "".join(await texts_of(metrics.registry.collect()))
 
 
 def metric_names(text: str) -> set[str]:
@@ -287,7 +287,7 @@ async def test_metrics_of_one_process_stay_as_they_are_with_any_label_and_value(
     metrics.histograms["batch_size_rows"].labels("toy").observe(1e-300)
     for value in (0.1 + 0.2, 1e23, -1e-7, float("inf"), float("-inf"), float("nan")):
         metrics.process_gauges["connections"].set(value)
-        texts = await texts_of(metrics.collect())
+        texts = await texts_of(metrics.registry.collect())
         assert merge([texts]) == texts
         # As the library reads and writes them.
         families = [*text_string_to_metric_families("".join(texts))]
@@ -305,7 +305,7 @@ async def test_the_metrics_of_several_processes_add_up_except_what_is_the_same_i
     for count, load_seconds in ((2, 3.0), (5, 1.0)):
         metrics = Metrics("1.2.3")
         metrics.set_limits({"max_connections": 100, "max_waiting_bytes": 50})
-        metrics.set_failed_models(1)
+        metrics.process_gauges["models_failed"].set(1)
         metrics.for_model("toy").observe("request_queue_time_seconds", 0.2)
         metrics.gauges["model_load_seconds"].labels("toy").set(load_seconds)
         metrics.gauges["num_requests_running"].labels("toy").set(count)
@@ -313,7 +313,7 @@ async def test_the_metrics_of_several_processes_add_up_except_what_is_the_same_i
         for _ in range(count):
             metrics.call_counter("/v1/generate", 200, None)()
             metrics.histograms["batch_size_rows"].labels("toy").observe(3)
-        pages.append(await texts_of(metrics.collect()))
+        pages.append(await texts_of(metrics.registry.collect()))
     last = without_gauges(pages[-1])
     assert {re.findall(r"^# TYPE \S+ (\S+)$", text, re.MULTILINE)[0] for text in last} == {
         "counter",

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,35 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sightline.service.engine.processors import (
-    AllowEndIfAllForbidden,
-    BadWords,
-    ForceEnd,
-    LogitBias,
-    MinNewTokens,
-    NoRepeatNgram,
-    OccurrencePenalties,
-    Processor,
-    RepetitionPenalty,
-    SuppressTokens,
-    changes_scores,
-    make_processors,
-    process,
-)
+from sightline.service.engine import processors as functions
+from sightline.service.engine.processors import changes_scores, make_processors, process
 from sightline.service.parameters import GenerateParameters
 
 START, END = 1, 2
 SCORES = [-2.0, 0.5, 3.0, -1.0, 0.0, 2.0]
 
 
-def changed(processor: Processor, scores: Sequence[float], read: Sequence[int], num_generated: int = 0) -> list[float]:
+def changed(
+    processor: partial[None], scores: Sequence[float], read: Sequence[int], num_generated: int = 0
+) -> list[float]:
     array = np.array(scores, np.float32)
-    processor.process(array, read, num_generated)
+    processor(array, read, num_generated)
     given: list[float] = array.tolist()
     return given
 
 
-def forbidden(processor: Processor, read: Sequence[int], num_generated: int = 0) -> list[int]:
+def forbidden(processor: partial[None], read: Sequence[int], num_generated: int = 0) -> list[int]:
     after = changed(processor, SCORES, read, num_generated)
     kept = [before for before, left in zip(SCORES, after, strict=True) if left != -math.inf]
     assert kept == [left for left in after if left != -math.inf], "what is not forbidden stays as it was"
@@ -43,20 +33,21 @@ def forbidden(processor: Processor, read: Sequence[int], num_generated: int = 0)
 
 
 def test_biases_are_added_to_the_scores_of_their_tokens() -> None:
-    assert changed(LogitBias([(2, -100.0), (0, 1.5)]), SCORES, [0]) == [-0.5, 0.5, -97.0, -1.0, 0.0, 2.0]
+    biases = partial(functions.add_biases, [2, 0], np.array([-100.0, 1.5], np.float32))
+    assert changed(biases, SCORES, [0]) == [-0.5, 0.5, -97.0, -1.0, 0.0, 2.0]
 
 
 def test_a_repetition_is_penalised_once_for_scores_of_either_sign() -> None:
-    given = changed(RepetitionPenalty(2.0), SCORES, [0, 2, 2, 2, 4])
+    given = changed(partial(functions.penalize_repetition, 2.0), SCORES, [0, 2, 2, 2, 4])
     assert given == [-4.0, 0.5, 1.5, -1.0, 0.0, 2.0]
 
 
 def test_a_penalty_below_one_favours_repetitions() -> None:
-    assert changed(RepetitionPenalty(0.5), SCORES, [0, 2]) == [-1.0, 0.5, 6.0, -1.0, 0.0, 2.0]
+    assert changed(partial(functions.penalize_repetition, 0.5), SCORES, [0, 2]) == [-1.0, 0.5, 6.0, -1.0, 0.0, 2.0]
 
 
 def test_a_forbidden_token_stays_forbidden_when_it_is_penalised() -> None:
-    assert changed(RepetitionPenalty(2.0), [-math.inf, 1.0], [0]) == [-math.inf, 1.0]
+    assert changed(partial(functions.penalize_repetition, 2.0), [-math.inf, 1.0], [0]) == [-math.inf, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +66,12 @@ def test_a_forbidden_token_stays_forbidden_when_it_is_penalised() -> None:
     ],
 )
 def test_an_ngram_is_not_repeated(read: list[int], size: int, expected: list[int]) -> None:
-    assert forbidden(NoRepeatNgram(size), read) == expected
+    assert forbidden(partial(functions.forbid_ngrams, size), read) == expected
 
 
 def test_suppressed_tokens_are_always_forbidden() -> None:
     for num_generated in (0, 7):
-        assert forbidden(SuppressTokens((5, 2)), [START], num_generated) == [2, 5]
+        assert forbidden(partial(functions.forbid_tokens, [5, 2]), [START], num_generated) == [2, 5]
 
 
 @pytest.mark.parametrize("read", [[4], [1], [4, 4], [5, 1], [5, 1, 4], [0, 5, 1, 4], [4, 1, 5, 1]])
@@ -91,21 +82,23 @@ def test_bad_words_are_those_of_transformers(read: list[int]) -> None:
     words = [(4, 3), (1, 4, 5), (1, 4, 0), (4, 4)]
     processor = NoBadWordsLogitsProcessor([list(word) for word in words], [END])
     expected = processor(torch.tensor([read]), torch.tensor([SCORES]))[0].tolist()
-    assert changed(BadWords(words), SCORES, read) == expected
+    assert changed(partial(functions.forbid_sequences, words), SCORES, read) == expected
 
 
 def test_the_end_token_is_forbidden_before_the_minimum_length() -> None:
-    processor = MinNewTokens(3, [END])
+    processor = partial(functions.forbid_early_end, 3, [END])
     assert [forbidden(processor, [START, 4, 4], position) for position in range(5)] == [[END], [END], [END], [], []]
 
 
 def test_every_end_token_is_forbidden_before_the_minimum_length() -> None:
-    assert [forbidden(MinNewTokens(2, (END, 4)), [START], position) for position in (1, 2)] == [[END, 4], []]
+    processor = partial(functions.forbid_early_end, 2, [END, 4])
+    assert [forbidden(processor, [START], position) for position in (1, 2)] == [[END, 4], []]
 
 
 def test_the_last_token_can_be_forced_to_be_the_end() -> None:
     forced = [0.0 if token == END else -math.inf for token in range(len(SCORES))]
-    assert [changed(ForceEnd(3, END), SCORES, [START], position) for position in range(4)] == [
+    processor = partial(functions.force_end, 3, END)
+    assert [changed(processor, SCORES, [START], position) for position in range(4)] == [
         SCORES,
         SCORES,
         forced,
@@ -117,14 +110,14 @@ def test_the_last_token_can_be_forced_to_be_the_end() -> None:
     scores = np.array(SCORES, np.float32)
     process(processors, scores, [START], 1)
     assert np.flatnonzero(np.isfinite(scores)).tolist() == [END]
-    assert isinstance(last, AllowEndIfAllForbidden)
+    assert last.func is functions.allow_end_if_all_forbidden
 
 
 def test_the_end_token_is_allowed_if_all_tokens_are_forbidden() -> None:
-    nothing = [-math.inf] * 6
-    assert changed(AllowEndIfAllForbidden(END), nothing, [START]) == [*nothing[:END], 0.0, *nothing[END + 1 :]]
+    nothing, allow = [-math.inf] * 6, partial(functions.allow_end_if_all_forbidden, END)
+    assert changed(allow, nothing, [START]) == [*nothing[:END], 0.0, *nothing[END + 1 :]]
     almost_nothing = [*nothing[:5], -1e30]
-    assert changed(AllowEndIfAllForbidden(END), almost_nothing, [START]) == pytest.approx(almost_nothing)
+    assert changed(allow, almost_nothing, [START]) == pytest.approx(almost_nothing)
 
 
 def test_a_request_without_options_has_no_processors() -> None:
@@ -141,14 +134,14 @@ def test_processors_that_forbid_tokens_run_before_the_end_token_is_allowed() -> 
         suppress_tokens=(0, 1, 3, 4, 5),
     )
     processors = make_processors(parameters, [END])
-    assert [type(processor) for processor in processors] == [
-        LogitBias,
-        RepetitionPenalty,
-        OccurrencePenalties,
-        NoRepeatNgram,
-        MinNewTokens,
-        SuppressTokens,
-        AllowEndIfAllForbidden,
+    assert [processor.func for processor in processors] == [
+        functions.add_biases,
+        functions.penalize_repetition,
+        functions.penalize_occurrences,
+        functions.forbid_ngrams,
+        functions.forbid_early_end,
+        functions.forbid_tokens,
+        functions.allow_end_if_all_forbidden,
     ]
     scores = np.array(SCORES, np.float32)
     process(processors, scores, [START], 0)
