@@ -33,7 +33,6 @@ from sightline.base.text.prompt import ChatTemplateError
 from sightline.export.configurations import check_configuration
 from sightline.export.families.table import FAMILIES_BY_KIND
 from sightline.export.sources.chat_template import checked
-from sightline.model.data import pretrained
 from sightline.model.training.options import OPTIONS
 from sightline.service.api_errors import ERRORS
 from sightline.service.app import create_app
@@ -68,7 +67,6 @@ def make_parts() -> dict[str, str]:
         "compared-options": "\n".join(wrap_prose(f"- {names}: {keys}") for names, keys in option_rows()),
         "activations": table(("function", "names"), activation_rows()),
         "compared-generation": wrap_prose(names_of(sorted(generation_settings()))),
-        "training-families": training_families_table(),
     }
 
 
@@ -166,18 +164,6 @@ def training_table() -> str:
         ("key and flag", "tasks", "values", "default", "description"),
         ((row[0], "all" if len(tasks) == len(OPTIONS) else ", ".join(tasks), *row[1:]) for row, tasks in rows.items()),
     )
-
-
-def training_families_table() -> str:
-    """Return the families of checkpoints that can be trained."""
-    rows = []
-    for kind, tasks, rope_types in (
-        ("encoder", "classification, encoder", ()),
-        ("decoder", "language-model", pretrained.ROPE_TYPES),
-    ):
-        families = (name for name, family in pretrained.FAMILIES.items() if family.kind == kind)
-        rows.append((kind, tasks, *map(names_of, (families, pretrained.ACTIVATIONS, rope_types))))
-    return table(("kind", "tasks", "families", "activations", "rope types"), rows)
 
 
 def families_table() -> str:

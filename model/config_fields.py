@@ -57,8 +57,10 @@ def check_fields(config: Any) -> None:
             if value not in get_args(kind):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value}")
         elif get_origin(kind) is tuple:
-            if type(value) is not tuple or not all(type(part) is str for part in value):
-                raise ValueError(f"{name} must be a list of strings, got {value!r}")
+            part_type = get_args(kind)[0]
+            if type(value) is not tuple or not all(type(part) is part_type for part in value):
+                named = "strings" if part_type is str else "whole numbers"
+                raise ValueError(f"{name} must be a list of {named}, got {value!r}")
         elif get_origin(kind) is dict:
             if type(value) is not dict:
                 raise ValueError(f"{name} must be an object, got {value!r}")

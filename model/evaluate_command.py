@@ -18,7 +18,7 @@ from sightline.model.data.records import TASK_NAMES, TaskName
 from sightline.model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
 from sightline.model.evaluation.defaults import TEST_SPLIT, VALIDATION_SPLIT, EvaluateOptions
 from sightline.model.evaluation.evaluate import evaluate_checkpoint, headline
-from sightline.model.parts import AVERAGED, BEST, WEIGHTS, checkpoint_of, load_parts
+from sightline.model.parts import AVERAGED, BEST, checkpoint_of, load_parts, weights_file
 from sightline.model.training.start import TASK_ARCHITECTURES
 
 
@@ -172,7 +172,7 @@ def evaluated(
         "sentences": len(outputs),
         "num_beams": num_beams,
         "length_penalty": length_penalty,
-        "checkpoint": load_metadata(checkpoint / WEIGHTS),
+        "checkpoint": load_metadata(weights_file(checkpoint)),
         **dataclasses.asdict(scores),
         "outputs": outputs,
     }

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from sightline.model.config import ArchitectureConfig, read_model_config
+from sightline.model.config import ArchitectureConfig, PretrainedConfig, read_model_config
 from sightline.model.data import pretrained
 from sightline.model.data.pretrained import CONFIG as CONFIG
 from sightline.model.data.pretrained import TOKENIZER as TOKENIZER
-from sightline.model.data.pretrained import is_pretrained, read_pretrained
+from sightline.model.data.pretrained import is_pretrained
 from sightline.model.data.tokenizer_training import check_tokenizer, read_tokenizer
 
 WEIGHTS = "weights.safetensors"
@@ -26,14 +26,20 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def load_parts(folder: Path) -> tuple[ArchitectureConfig, Tokenizer]:
-    """Read the configuration and the tokenizer of a checkpoint, also in the layout of Hugging Face.
+    """Read the configuration and the tokenizer of a checkpoint. Those of a checkpoint in the layout
+    of Hugging Face are in the folder of its run.
 
     Raises `FileNotFoundError` for a missing file, and `ValueError` for one that cannot be read, or
     if the configuration does not match the tokenizer.
     """
+    checkpoint = folder
     if is_pretrained(folder):
-        return read_pretrained(folder)
-    for name in (CONFIG, WEIGHTS, TOKENIZER):
+        folder = folder.absolute().parent
+        if not (folder / CONFIG).is_file():
+            raise FileNotFoundError(
+                f"{checkpoint} is a third-party checkpoint; train it first with --from {checkpoint}"
+            )
+    for name in (CONFIG, TOKENIZER) if folder is not checkpoint else (CONFIG, WEIGHTS, TOKENIZER):
         if not (folder / name).is_file():
             trained = [part for part in (AVERAGED, BEST) if weights_file(folder / part).is_file()]
             hint = f"use {folder / trained[0]}" if trained else "name the folder of a run, or of one of its checkpoints"
@@ -42,6 +48,8 @@ def load_parts(folder: Path) -> tuple[ArchitectureConfig, Tokenizer]:
         config = read_model_config(folder / CONFIG)
     except ValueError as error:
         raise ValueError(f"{folder} is not a checkpoint of this version of Sightline: {error}") from error
+    if isinstance(config, PretrainedConfig) != (folder is not checkpoint):
+        raise ValueError(f"{checkpoint} is not a checkpoint of the run in {folder}; name the folder of a run")
     tokenizer = read_tokenizer(folder / TOKENIZER)
     check_tokenizer(tokenizer, config)
     return config, tokenizer

@@ -7,10 +7,11 @@ data, and the trainer trains. Each error in options or data is raised before the
 
 import dataclasses
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from sightline.model.data.corpus import Corpus, open_corpus
 from sightline.model.data.encoding import encode
 from sightline.model.data.learnt_texts import learnt_texts, read_texts
 from sightline.model.data.preparation import Facts, Prepared, check_corpus, check_space, prepare, summary
+from sightline.model.data.pretrained import PRETRAINED, encode_pairs
 from sightline.model.data.records import TaskName
 from sightline.model.data.tokenizer_training import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
 from sightline.model.precision import default_device
@@ -60,7 +62,7 @@ from sightline.model.training.recipe import (
     choose_vocabulary,
     num_characters,
 )
-from sightline.model.training.start import start_from
+from sightline.model.training.start import start_from, start_from_pretrained
 from sightline.model.training.task import Task
 from sightline.model.training.train_config import CHANGEABLE, Precision, read_train_config
 from sightline.model.training.trainer import Trainer
@@ -69,9 +71,15 @@ from sightline.model.training.translation import TRANSLATION
 TASKS: Mapping[TaskName, Task[Any, Any]] = {
     task.name: task for task in (TRANSLATION, CLASSIFICATION, LANGUAGE_MODEL, ENCODER)
 }
-# Checks third-party files before this process reads them: their path, the task, and True if its
-# data have dialogues.
-CheckFiles: TypeAlias = Callable[[Path, TaskName, bool], None]
+# Checks a third-party tokenizer before this process reads it.
+CheckTokenizer: TypeAlias = Callable[[Path], None]
+# Reads the checkpoint of `--from` for a task, with the chat template for a checkpoint that has none
+# if the data have dialogues, and the languages of a translation. Yields the folder of the weights,
+# and for a checkpoint that others wrote one with its other files, see
+# `sightline.model.data.pretrained`.
+ReadCheckpoint: TypeAlias = Callable[
+    [str, TaskName, str | None, tuple[str, str] | None], AbstractContextManager[tuple[Path, Path | None]]
+]
 OPTIONS_FILE = "options.toml"  # in the folder of a run
 BYTES_OF_STATE = 12  # of a parameter: float32 weight and two moments of Adam
 BYTES_OF_WEIGHT = 4
@@ -85,28 +93,53 @@ class _Beginning:
     model: ArchitectureConfig | None = None
     initialise: Callable[[nn.Module], None] | None = None
     learnt_share: float | None = None  # of the texts of train, if the tokenizer was trained on them
+    files: Path | None = None  # folder of the files of a checkpoint of others
 
 
-def train(task: TaskName, data: Path, run: Path, options: Mapping[str, Value], check_files: CheckFiles) -> None:
+def train(
+    task: TaskName,
+    data: Path,
+    run: Path,
+    options: Mapping[str, Value],
+    check_tokenizer: CheckTokenizer,
+    read_checkpoint: ReadCheckpoint,
+) -> None:
     """Train a model on data, or resume the run. `options` are those that the user gave, by their
     keys in a configuration file. Raises `UsageError` for options or data that can never work, and
     `OSError` or `ValueError` as `Trainer` does.
     """
-    with locked(run):
-        _train(task, data, run, options, check_files)
+    with locked(run), ExitStack() as opened:
+        trainer, license_ = _trainer(task, data, run, options, check_tokenizer, read_checkpoint, opened)
+        opened.close()  # the weights of a checkpoint are read
+        trainer.fit()
+        # A run that had finished before writes no record, but its license may be new.
+        record = trainer.folder.record
+        replace_text(record, to_json({**read_fields(record), "license": license_}))
+    show([f"evaluate it: sightline evaluate {run}", f"export it: sightline export {run} --out bundles/{run.name}"])
 
 
-def _train(task: TaskName, data: Path, run: Path, options: Mapping[str, Value], check_files: CheckFiles) -> None:
+def show(lines: Sequence[str]) -> None:
+    """Print lines for the user."""
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def _trainer(
+    task: TaskName,
+    data: Path,
+    run: Path,
+    options: Mapping[str, Value],
+    check_tokenizer: CheckTokenizer,
+    read_checkpoint: ReadCheckpoint,
+    opened: ExitStack,
+) -> tuple[Trainer, str | None]:
+    """Prepare a run; return its trainer and the license. Checkpoints stay open in `opened`."""
     folder = RunFolder(run)
     is_resumed = folder.state.exists()
     stored = _stored_options(folder, task) if is_resumed else {}
     values = {**defaults_of(task), **stored, **options}
     if is_resumed:
         _check_unchanged(folder, task, stored, values)
-
-    def show(lines: Sequence[str]) -> None:
-        for line in lines:
-            print(line, file=sys.stderr)
 
     corpus = open_corpus(
         data,
@@ -121,9 +154,9 @@ def _train(task: TaskName, data: Path, run: Path, options: Mapping[str, Value], 
     if is_resumed:
         beginning = _Beginning(read_tokenizer(folder.tokenizer), read_model_config(folder.config))
     elif _text(values, "from"):
-        beginning = _start_from(task, facts, values, notes, check_files)
+        beginning = _start_from(task, corpus, facts, values, notes, opened, read_checkpoint)
     else:
-        beginning = _from_tokenizer(task, corpus, facts, values, notes, check_files)
+        beginning = _from_tokenizer(task, corpus, facts, values, notes, check_tokenizer)
     fields = training_fields(values)
     if is_resumed:
         fields = _resumed_fields(folder, fields, notes)
@@ -140,6 +173,8 @@ def _train(task: TaskName, data: Path, run: Path, options: Mapping[str, Value], 
     details = {"learnt_share": beginning.learnt_share, **_details(corpus, prepared, values, data, record)}
     if is_resumed:
         details["learnt_share"] = record.get("learnt_share")
+    if beginning.files is not None:
+        shutil.copytree(beginning.files, run / PRETRAINED, dirs_exist_ok=True)
     trainer = Trainer(
         run,
         recipe.config,
@@ -150,11 +185,7 @@ def _train(task: TaskName, data: Path, run: Path, options: Mapping[str, Value], 
         details=details,
         flags=FLAGS,
     )
-    trainer.fit()
-    # A run that had finished before writes no record, but its license may be new.
-    record = read_fields(folder.record)
-    replace_text(folder.record, to_json({**record, "license": details["license"]}))
-    show([f"evaluate it: sightline evaluate {run}", f"export it: sightline export {run} --out bundles/{run.name}"])
+    return trainer, details["license"]
 
 
 def _text(values: Mapping[str, Value], name: str) -> str | None:
@@ -208,22 +239,29 @@ def _resumed_fields(folder: RunFolder, overrides: Mapping[str, Any], notes: list
 
 
 def _start_from(
-    task: TaskName, facts: Facts, values: Mapping[str, Value], notes: list[str], check_files: CheckFiles
+    task: TaskName,
+    corpus: Corpus,
+    facts: Facts,
+    values: Mapping[str, Value],
+    notes: list[str],
+    opened: ExitStack,
+    read_checkpoint: ReadCheckpoint,
 ) -> _Beginning:
     for name in ("tokenizer", "size", "vocab_size"):
         if values.get(name, "") not in ("", AUTO):
             raise UsageError(f"{flag_name(name)} cannot be combined with --from, which determines it; omit it")
     template = CHAT_TEMPLATE if facts.has_dialogues else None
-    multi_label = bool(values.get("multi_label"))
-    folder = Path(str(values["from"]))
-    if folder.is_dir():
-        check_files(folder, task, facts.has_dialogues)
-    start = start_from(folder, task, tuple(facts.labels), multi_label=multi_label, chat_template=template)
+    name, labels = str(values["from"]), tuple(facts.labels)
+    folder, parts = opened.enter_context(read_checkpoint(name, task, template, corpus.languages))
+    if parts is None:
+        start = start_from(folder, task, labels)
+    else:
+        start = start_from_pretrained(folder, parts, labels, multi_label=bool(values.get("multi_label")))
     config = start.config
     if values["dropout"] != AUTO:
         config = dataclasses.replace(config, dropout=float(values["dropout"]))
     notes += start.notes
-    return _Beginning(start.tokenizer, config, start.initialise)
+    return _Beginning(start.tokenizer, config, start.initialise, files=parts and parts / PRETRAINED)
 
 
 def _from_tokenizer(
@@ -232,7 +270,7 @@ def _from_tokenizer(
     facts: Facts,
     values: Mapping[str, Value],
     notes: list[str],
-    check_files: CheckFiles,
+    check_tokenizer: CheckTokenizer,
 ) -> _Beginning:
     """Read the given tokenizer, or train one."""
     special_tokens = CHAT_TOKENS if facts.has_dialogues else ()
@@ -240,7 +278,7 @@ def _from_tokenizer(
     if path is not None:
         if not Path(path).is_file():
             raise UsageError(f"missing file {path}; name a tokenizer.json with --tokenizer")
-        check_files(Path(path), task, facts.has_dialogues)
+        check_tokenizer(Path(path))
         try:
             return _Beginning(adapt_tokenizer(read_tokenizer(Path(path)), task, special_tokens))
         except UsageError as error:
@@ -285,6 +323,8 @@ def _encode(
     try:
         if isinstance(model, PretrainedConfig) and model.task == "language-model":
             return encode_records(model, tokenizer, records)
+        if isinstance(model, PretrainedConfig) and model.task == "translation":
+            return encode_pairs(model, tokenizer, records)
         return encode(tokenizer, records, labels=labels, max_length_tokens=max_length_tokens)
     except BaseException as error:
         if type(error) is not Exception and type(error).__name__ != "PanicException":

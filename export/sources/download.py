@@ -30,7 +30,7 @@ from sightline.export.sources.opened_checkpoint import (
 )
 
 # Configuration and tokenizer files, in the folder itself and in those of sentence-transformers.
-_TEXT_FILES = re.compile(
+TEXT_FILES = re.compile(
     r"([0-9]+_[A-Za-z]+(_[0-9]+)?/)?("
     r"(added_tokens|config|generation_config|merges|modules|preprocessor_config|sentence_[a-z-]+_config|"
     r"config_sentence_transformers|special_tokens_map|tokenizer|tokenizer_config|vocab|source_vocab|target_vocab)\.json"
@@ -78,7 +78,7 @@ def files_to_download(names: Sequence[str]) -> list[str]:
     Raises `ImportFailedError` if a repository with these files has no usable weights.
     """
     known = set(names)
-    texts = sorted(name for name in known if _TEXT_FILES.fullmatch(name))
+    texts = sorted(name for name in known if TEXT_FILES.fullmatch(name))
     folders = ["", *sorted({f"{PurePosixPath(name).parts[0]}/" for name in known if name.endswith("/config.json")})]
     dense = [name for folder in folders if _DENSE_FOLDER.fullmatch(folder) for name in _weights_in(folder, known)]
     for folder in folders:

@@ -1,10 +1,15 @@
 """Construction of a model from its configuration."""
 
-from sightline.model.architectures.bert import BertClassifier, BertEncoder
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.encoder import TextEncoder
-from sightline.model.architectures.llama import Llama
+from sightline.model.architectures.pretrained import (
+    PretrainedClassifier,
+    PretrainedDecoder,
+    PretrainedEncoder,
+    PretrainedModel,
+    PretrainedTranslator,
+)
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.config import (
@@ -17,9 +22,14 @@ from sightline.model.config import (
     TransformerConfig,
 )
 
-TranslationModel = Transformer | RecurrentModel
-PretrainedModel = BertClassifier | BertEncoder | Llama
+TranslationModel = Transformer | RecurrentModel | PretrainedTranslator
 Model = TranslationModel | Classifier | CausalModel | TextEncoder | PretrainedModel
+_PRETRAINED = {
+    "classification": PretrainedClassifier,
+    "encoder": PretrainedEncoder,
+    "language-model": PretrainedDecoder,
+    "translation": PretrainedTranslator,
+}
 
 
 def build_model(config: ArchitectureConfig) -> Model:
@@ -33,12 +43,6 @@ def build_model(config: ArchitectureConfig) -> Model:
     if isinstance(config, RecurrentConfig):
         return RecurrentModel(config)
     if isinstance(config, PretrainedConfig):
-        return _build_pretrained(config)
+        return _PRETRAINED[config.task](config)
     assert isinstance(config, TransformerConfig), "every configuration has a model"
     return Transformer(config)
-
-
-def _build_pretrained(config: PretrainedConfig) -> PretrainedModel:
-    if config.task == "language-model":
-        return Llama(config)
-    return BertClassifier(config) if config.task == "classification" else BertEncoder(config)

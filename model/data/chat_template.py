@@ -4,19 +4,18 @@ Dialogues have the chat template of the checkpoint. It may only add text around 
 is on the tokens of each reply up to the special token that ends it.
 """
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from sightline.base.bundle import ChatTemplate
 from sightline.base.errors import UsageError
-from sightline.base.text.chat import JinjaTemplate, find_template
+from sightline.base.text.chat import JinjaTemplate
 from sightline.base.text.prompt import ChatTemplateError
 from sightline.model.config import PretrainedConfig
 from sightline.model.data.examples import Example
-from sightline.model.data.pretrained import CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
 from sightline.model.data.records import DialogueMessage, DialogueRecord, TextRecord
 
 # Templates may ask for the time. It must not change, so that a resumed run has the same examples.
@@ -24,24 +23,8 @@ _NOW = datetime(2024, 7, 26)
 
 
 def read_chat_template(config: PretrainedConfig) -> JinjaTemplate | None:
-    """Compile the chat template of a checkpoint; return None if it has none. Raises `UsageError`
-    if it is not valid.
-    """
-    settings = _object(config.files.get(TOKENIZER_CONFIG))
-    special_tokens = _object(config.files.get(SPECIAL_TOKENS_MAP))
-    try:
-        template = find_template(config.files.get(CHAT_TEMPLATE), settings, special_tokens)
-        return None if template is None else JinjaTemplate(template, lambda: _NOW)
-    except ChatTemplateError as error:
-        raise UsageError(f"the chat template of the checkpoint cannot be used: {error}") from None
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    try:
-        values = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
+    """Compile the chat template of a checkpoint; return None if it has none."""
+    return JinjaTemplate(ChatTemplate(**config.chat), lambda: _NOW) if config.chat else None
 
 
 class DialogueEncoder:

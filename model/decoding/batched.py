@@ -13,8 +13,9 @@ from torch import Tensor
 
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.factory import TranslationModel
-from sightline.model.architectures.llama import Llama
+from sightline.model.architectures.pretrained import PretrainedDecoder
 from sightline.model.architectures.recurrent import Memory
+from sightline.model.config import PretrainedConfig
 from sightline.model.data.batches import pad
 
 
@@ -57,16 +58,17 @@ def translate_batch(
     """Return the generated ids of each source, with the end token if it was generated.
 
     The model is in evaluation mode. Sources end with the end token; they and `max_new_tokens` are
-    at most `max_positions` long. A sum of log-probabilities is divided by the length to the power
-    of `length_penalty`.
+    at most `max_positions` long, and more than the tokens that every target starts with. A sum of
+    log-probabilities is divided by the length to the power of `length_penalty`.
     """
     assert not model.training
-    config, device = model.config, model.embedding.weight.device
+    config, device = model.config, next(model.parameters()).device
+    prefix = list(config.target_prefix) if isinstance(config, PretrainedConfig) else []
     lengths = torch.tensor([len(source) for source in sources], device=device)
     memory: Any  # its type depends on the model
     memory, _ = model.encode(pad(sources, config.pad_id).to(device), lengths)
-    searches = [_Search() for _ in sources]
-    for length in range(1, max_new_tokens + 1):
+    searches = [_Search([(prefix, 0.0)]) for _ in sources]
+    for length in range(len(prefix) + 1, max_new_tokens + 1):
         rows = [(number, ids, total) for number, search in enumerate(searches) for ids, total in search.beams]
         if not rows:
             break
@@ -83,7 +85,10 @@ def translate_batch(
 
 @torch.inference_mode()
 def continue_greedily(
-    model: CausalModel | Llama, prompts: Sequence[Sequence[int]], end_ids: Collection[int], max_new_tokens: int
+    model: CausalModel | PretrainedDecoder,
+    prompts: Sequence[Sequence[int]],
+    end_ids: Collection[int],
+    max_new_tokens: int,
 ) -> list[list[int]]:
     """Return the generated ids of each prompt, with the end token if it was generated.
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from sightline.model.architectures.bert import BertClassifier
 from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.pretrained import PretrainedClassifier
 from sightline.model.data.records import LabelledRecord, Record
 from sightline.model.data.tokenizer_training import encode_lines
 from sightline.model.evaluation.length_groups import device_of, encode_fitting, grouped, padded
@@ -22,7 +22,9 @@ Labels = Sequence[frozenset[int]]  # the indices of the labels of each text
 
 
 @torch.inference_mode()
-def predict(model: Classifier | BertClassifier, tokenizer: Tokenizer, texts: Sequence[str]) -> list[frozenset[int]]:
+def predict(
+    model: Classifier | PretrainedClassifier, tokenizer: Tokenizer, texts: Sequence[str]
+) -> list[frozenset[int]]:
     """Return the predicted labels of each text: the most likely one, or with `multi_label` all with
     a probability above one half. Raises `ValueError` for a text that is too long.
     """
@@ -158,7 +160,7 @@ def expected_labels(records: Sequence[LabelledRecord], labels: Sequence[str]) ->
 
 
 def evaluate_classification(
-    model: Classifier | BertClassifier, tokenizer: Tokenizer, records: Sequence[Record]
+    model: Classifier | PretrainedClassifier, tokenizer: Tokenizer, records: Sequence[Record]
 ) -> Evaluation:
     """Return the metrics of a classifier, and its most frequent confusions. Texts that are too long
     for the model are skipped.

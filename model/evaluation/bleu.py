@@ -22,6 +22,8 @@ from tqdm import tqdm
 
 from sightline.base.errors import UsageError
 from sightline.model.architectures.factory import TranslationModel
+from sightline.model.config import PretrainedConfig
+from sightline.model.data.pretrained import target_tokenizer
 from sightline.model.data.records import PairRecord, Record
 from sightline.model.data.text import read_lines, read_parallel
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines
@@ -119,6 +121,8 @@ def _translate(
     num_beams: int = 1,
     length_penalty: float = 1.0,
 ) -> list[str]:
+    if isinstance(model.config, PretrainedConfig):
+        tokenizer = target_tokenizer(model.config, tokenizer)
     outputs = [""] * len(sources)
     with tqdm(total=len(sources), desc="translate", unit="sentence", leave=False, disable=None) as bar:
         for group in grouped(list(map(len, sources)), MAX_TOKENS // num_beams):

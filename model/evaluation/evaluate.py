@@ -7,13 +7,11 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 
 from sightline.base.errors import UsageError
-from sightline.model.architectures.bert import BertClassifier
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.architectures.factory import Model, TranslationModel
-from sightline.model.architectures.llama import Llama
-from sightline.model.architectures.recurrent import RecurrentModel
-from sightline.model.architectures.transformer import Transformer
+from sightline.model.architectures.pretrained import PretrainedClassifier, PretrainedDecoder, PretrainedEncoder
 from sightline.model.checkpoint import load_metadata, load_model
 from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
 from sightline.model.evaluation.accuracy import (
@@ -62,13 +60,14 @@ def evaluate_model(
         raise UsageError("there is nothing to evaluate: the data has no records")
     if isinstance(model, TranslationModel):
         return _translation(model, tokenizer, _only(PairRecord, records), num_beams, length_penalty)
-    if isinstance(model, Classifier | BertClassifier):
+    if isinstance(model, Classifier | PretrainedClassifier):
         return _classification(model, tokenizer, _only(LabelledRecord, records))
-    if isinstance(model, CausalModel | Llama):
+    if isinstance(model, CausalModel | PretrainedDecoder):
         for record in records:
             if not isinstance(record, TextRecord | DialogueRecord):
                 raise _other_record(record, "texts or dialogues")
         return {"task": "language-model", **language_fields(model, tokenizer, records)}
+    assert isinstance(model, TextEncoder | PretrainedEncoder)
     return {"task": "encoder", **retrieval_fields(model, tokenizer, _only(PairRecord, records))}
 
 
@@ -90,7 +89,7 @@ def headline(report: Mapping[str, Any]) -> Evaluation:
 
 
 def _translation(
-    model: Transformer | RecurrentModel,
+    model: TranslationModel,
     tokenizer: Tokenizer,
     pairs: Sequence[PairRecord],
     num_beams: int,
@@ -108,7 +107,7 @@ def _translation(
 
 
 def _classification(
-    model: Classifier | BertClassifier, tokenizer: Tokenizer, records: Sequence[LabelledRecord]
+    model: Classifier | PretrainedClassifier, tokenizer: Tokenizer, records: Sequence[LabelledRecord]
 ) -> dict[str, Any]:
     labels, texts = model.config.labels, [record.text for record in records]
     expected = expected_labels(records, labels)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from sightline.base.errors import UsageError
 from sightline.model.architectures.causal import CausalModel
-from sightline.model.architectures.llama import Llama
+from sightline.model.architectures.pretrained import PretrainedDecoder
 from sightline.model.data.chat_format import IM_END, exchanges
 from sightline.model.data.chat_template import DialogueEncoder, encode_records, end_token, read_chat_template
 from sightline.model.data.encoding import encode, encode_prompt
@@ -30,7 +30,7 @@ CHUNK_TOKENS = 512  # tokens whose logits are in memory at once
 
 
 @torch.inference_mode()
-def likelihood(model: CausalModel | Llama, examples: Sequence[Example]) -> tuple[float, int]:
+def likelihood(model: CausalModel | PretrainedDecoder, examples: Sequence[Example]) -> tuple[float, int]:
     """Return the negative log-likelihood in nats of all tokens that have loss, and their number."""
     device, total, count = device_of(model), 0.0, 0
     for group in grouped([len(ids) for ids, _ in examples]):
@@ -68,9 +68,9 @@ class ComparedReply:
 class _Chat:
     """Prompts of a chat model, and the tokens that end its replies."""
 
-    def __init__(self, model: CausalModel | Llama, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._encoder = tokenizer, None
-        if isinstance(model, Llama):
+        if isinstance(model, PretrainedDecoder):
             template = read_chat_template(model.config)
             if template is None:
                 raise UsageError("the model has no chat template, so it cannot be evaluated on dialogues")
@@ -84,16 +84,16 @@ class _Chat:
 
 
 def encode_all(
-    model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[TextRecord | DialogueRecord]
+    model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, records: Sequence[TextRecord | DialogueRecord]
 ) -> list[Example]:
     """Encode records in windows of the positions of a model."""
-    if isinstance(model, Llama):
+    if isinstance(model, PretrainedDecoder):
         return encode_records(model.config, tokenizer, records)
     return encode(tokenizer, records, max_length_tokens=model.config.max_positions)
 
 
 def answer_dialogues(
-    model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record]
+    model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, records: Sequence[Record]
 ) -> list[ComparedReply]:
     """Generate the last reply of the first `MAX_ANSWERS` dialogues by greedy decoding. Dialogues
     that are too long for the model or end with a reply of more than `MAX_ANSWER_TOKENS` are
@@ -140,7 +140,7 @@ def exact_answers(answers: Sequence[ComparedReply]) -> Share:
     return Share(sum(answer.is_exact for answer in answers), len(answers))
 
 
-def continuations(model: CausalModel | Llama, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
+def continuations(model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
     """Continue the first tokens of each text by greedy decoding, and describe the result."""
     records = [TextRecord(text) for text in texts]
     prompts = [list(encode_all(model, tokenizer, [record])[0][0])[:PROMPT_TOKENS] for record in records]
@@ -152,7 +152,9 @@ def continuations(model: CausalModel | Llama, tokenizer: Tokenizer, texts: Seque
     ]
 
 
-def language_fields(model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record]) -> dict[str, Any]:
+def language_fields(
+    model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, records: Sequence[Record]
+) -> dict[str, Any]:
     """Return the perplexity and the exact answers of a model as fields of a report."""
     texts = [record for record in records if isinstance(record, TextRecord | DialogueRecord)]
     examples = encode_all(model, tokenizer, texts)
@@ -174,7 +176,10 @@ def language_fields(model: CausalModel | Llama, tokenizer: Tokenizer, records: S
 
 
 def samples(
-    model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record], answers: Sequence[ComparedReply]
+    model: CausalModel | PretrainedDecoder,
+    tokenizer: Tokenizer,
+    records: Sequence[Record],
+    answers: Sequence[ComparedReply],
 ) -> list[str]:
     """Return lines that show some outputs."""
     lines = [
@@ -185,7 +190,9 @@ def samples(
     return [*lines, *(continuations(model, tokenizer, texts) if texts else [])]
 
 
-def evaluate_language(model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record]) -> Evaluation:
+def evaluate_language(
+    model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, records: Sequence[Record]
+) -> Evaluation:
     """Return the perplexity, and for dialogues the percentage of replies that are reproduced."""
     return language_evaluation(language_fields(model, tokenizer, records))
 

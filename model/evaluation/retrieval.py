@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from sightline.model.architectures.bert import BertEncoder
 from sightline.model.architectures.encoder import TextEncoder
+from sightline.model.architectures.pretrained import PretrainedEncoder
 from sightline.model.data.records import PairRecord, Record
 from sightline.model.data.tokenizer_training import encode_lines
 from sightline.model.evaluation.length_groups import device_of, encode_fitting, grouped, padded
@@ -21,7 +21,7 @@ NUM_SAMPLES, NUM_NEIGHBOURS = 3, 2
 
 
 @torch.inference_mode()
-def text_vectors(model: TextEncoder | BertEncoder, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
+def text_vectors(model: TextEncoder | PretrainedEncoder, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
     """Return the vectors (N, M) of texts, each of length 1, on the CPU. Raises `ValueError` for a
     text that is too long.
     """
@@ -60,7 +60,7 @@ def ranks(sources: Tensor, candidates: Tensor, pairs: Sequence[PairRecord], targ
 
 
 def retrieval_fields(
-    model: TextEncoder | BertEncoder, tokenizer: Tokenizer, pairs: Sequence[PairRecord]
+    model: TextEncoder | PretrainedEncoder, tokenizer: Tokenizer, pairs: Sequence[PairRecord]
 ) -> dict[str, Any]:
     """Return recall and mean reciprocal rank in percent as fields of a report; each source is
     compared with the targets of all pairs. Raises `ValueError` for a text that is too long.
@@ -98,7 +98,9 @@ def _neighbours(scores: Tensor, pairs: Sequence[PairRecord], targets: Sequence[s
     return lines
 
 
-def evaluate_encoder(model: TextEncoder | BertEncoder, tokenizer: Tokenizer, records: Sequence[Record]) -> Evaluation:
+def evaluate_encoder(
+    model: TextEncoder | PretrainedEncoder, tokenizer: Tokenizer, records: Sequence[Record]
+) -> Evaluation:
     """Return recall@1 and the mean reciprocal rank of the first `MAX_PAIRS` pairs, in percent.
     Pairs with a text that is too long for the model are skipped.
     """

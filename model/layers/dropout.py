@@ -13,6 +13,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
+        self.p = p  # some modules of transformers read it
         self.threshold = round(p * 256)  # bytes below it are zeroed
 
     def forward(self, x: Tensor) -> Tensor:

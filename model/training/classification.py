@@ -6,8 +6,8 @@ If a text has any number of labels, the loss is the binary cross-entropy of each
 from torch import Tensor
 from torch.nn import functional
 
-from sightline.model.architectures.bert import BertClassifier
 from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.pretrained import PretrainedClassifier
 from sightline.model.data.batches import LabelledBatch, make_labelled_batch
 from sightline.model.data.examples import Examples
 from sightline.model.evaluation.accuracy import evaluate_classification
@@ -19,7 +19,7 @@ def count_texts(batch: LabelledBatch, pad_id: int) -> int:
     return len(batch.labels)
 
 
-def label_loss(model: Classifier | BertClassifier, batch: LabelledBatch, smoothing: float = 0.0) -> Tensor:
+def label_loss(model: Classifier | PretrainedClassifier, batch: LabelledBatch, smoothing: float = 0.0) -> Tensor:
     """Return the sum of the label-smoothed cross-entropies of a batch, in nats.
 
     With any number of labels, the sum is over texts and labels; with label smoothing, a target is
@@ -33,13 +33,13 @@ def label_loss(model: Classifier | BertClassifier, batch: LabelledBatch, smoothi
     return functional.cross_entropy(scores, batch.labels, label_smoothing=smoothing, reduction="sum")
 
 
-def initialise(model: Classifier | BertClassifier, examples: Examples) -> None:
+def initialise(model: Classifier | PretrainedClassifier, examples: Examples) -> None:
     """Let the token embeddings of one of our own models start with log-count ratios."""
     if isinstance(model, Classifier):
         embed_log_ratios(model, examples)
 
 
-CLASSIFICATION: Task[LabelledBatch, Classifier | BertClassifier] = Task(
+CLASSIFICATION: Task[LabelledBatch, Classifier | PretrainedClassifier] = Task(
     name="classification",
     make_batch=make_labelled_batch,
     count=count_texts,

@@ -10,6 +10,7 @@ A run is a folder:
     averaged/                     checkpoint with the mean weights of the last epochs
     log.jsonl                     one line per epoch; of a repeated epoch, the last line counts
     curve.svg                     losses by epoch
+    pretrained/                   files of the third-party checkpoint that the run started from
     record.json                   data, versions, commands and times of the run
 """
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.pretrained import PretrainedDecoder
 from sightline.model.config import ArchitectureConfig
 from sightline.model.data.batches import TensorBatch, pad
 from sightline.model.data.examples import Example
 from sightline.model.evaluation.language import evaluate_language
-from sightline.model.training.loss import projected_cross_entropy
+from sightline.model.training.loss import generator_cross_entropy, projected_cross_entropy
 from sightline.model.training.task import Task
 
 IGNORED = -100  # target of a token without loss
@@ -38,9 +39,11 @@ def make_batch(examples: Sequence[Example], config: ArchitectureConfig) -> Langu
     return LanguageBatch(pad([ids[:-1] for ids, _ in examples], config.pad_id), pad(targets, IGNORED))
 
 
-def token_loss(model: CausalModel, batch: LanguageBatch, smoothing: float = 0.0) -> Tensor:
+def token_loss(model: CausalModel | PretrainedDecoder, batch: LanguageBatch, smoothing: float = 0.0) -> Tensor:
     """Return the sum of the cross-entropies over the tokens that are part of the loss, in nats."""
     features, _ = model.hidden_states(batch.ids)
+    if isinstance(model, PretrainedDecoder):
+        return generator_cross_entropy(model, features.flatten(0, 1), batch.targets.flatten(), smoothing, IGNORED)
     return projected_cross_entropy(
         features.flatten(0, 1), model.output_weight, batch.targets.flatten(), smoothing, IGNORED
     )
@@ -50,7 +53,7 @@ def count_targets(batch: LanguageBatch, pad_id: int) -> int:
     return int((batch.targets != IGNORED).sum())
 
 
-LANGUAGE_MODEL: Task[LanguageBatch, CausalModel] = Task(
+LANGUAGE_MODEL: Task[LanguageBatch, CausalModel | PretrainedDecoder] = Task(
     name="language-model",
     make_batch=make_batch,
     count=count_targets,

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from sightline.model.architectures.pretrained import PretrainedGenerator
 from sightline.model.precision import at_least_float32, product_type
 
 CHUNK_TOKENS = 512
@@ -91,6 +94,24 @@ def projected_cross_entropy(
     given the arguments of `projected_costs`.
     """
     return projected_costs(hidden, weight, targets, smoothing, ignore_id)[0]
+
+
+def generator_cross_entropy(
+    model: PretrainedGenerator, features: Tensor, targets: Tensor, smoothing: float, ignore_id: int
+) -> Tensor:
+    """Compute `projected_cross_entropy` for the output layer of a third-party model."""
+    if model.softcap is None:
+        return projected_cross_entropy(*model.projection(features), targets, smoothing, ignore_id)
+
+    def loss(part: Tensor, expected: Tensor) -> Tensor:
+        logits = at_least_float32(model.logits(part))
+        return functional.cross_entropy(logits, expected, label_smoothing=smoothing, reduction="sum")
+
+    counted, total = targets != ignore_id, features.new_zeros(())
+    parts = (torch.split(one[counted], CHUNK_TOKENS) for one in (features, targets))
+    for part, expected in zip(*parts, strict=True):
+        total = total + checkpoint(loss, part, expected, use_reentrant=False, preserve_rng_state=False)
+    return total
 
 
 def projected_costs(

@@ -58,8 +58,9 @@ class TrainOptions(Options):
     """license of the data, as the exported model will state it"""
     size: Auto | Size = "auto"
     """size of the model (default: chosen from the data)"""
-    from_: Annotated[str, Shown("FOLDER")] = ""
-    """start from the weights of a run, or of a third-party checkpoint in a folder"""
+    from_: Annotated[str, Shown("CHECKPOINT")] = ""
+    """start from the weights of a run, or of a third-party checkpoint: a folder, OWNER/NAME of a
+    hub, or a name of the catalogue"""
     tokenizer: Annotated[str, Shown("FILE")] = ""
     """use this tokenizer.json instead of training one"""
     vocab_size: Annotated[int, Ge(1), Le(2**20)] | Auto = "auto"
@@ -126,9 +127,6 @@ class TranslationOptions(TrainOptions, _TagOptions):
 
     task = "translation"
     example = "data/pairs --source en --target de --run runs/en-de"
-
-    from_: Annotated[str, Shown("FOLDER")] = ""
-    """start from the weights of a run"""
 
 
 class _LabelOptions(Options):

@@ -69,15 +69,17 @@ _CLASSIFIER_TEXTS = 32
 _CLASSIFIER_RATE = 1 / 3  # of the learning rates of other tasks
 _CLASSIFIER_AVERAGED_SHARE = 0.7
 
-# Weights of a run or of a third-party checkpoint need smaller steps, and fewer.
+# Weights of a run or of a third-party checkpoint need smaller steps, and fewer. How many a
+# checkpoint needs depends on how far the data are from those that it has read: the dev loss decides
+# it, within a maximum.
 _START_LEARNING_RATES: Mapping[TaskName, float] = {
     "classification": 5e-5,
     "encoder": 3e-5,
     "language-model": 3e-5,
     "translation": 5e-5,
 }
-_START_UPDATES = 0.3  # of those from random weights
-_CHECKPOINT_EPOCHS = (2, 10)
+_START_UPDATES: Mapping[Start, float] = {"random": 1.0, "run": 0.3, "checkpoint": 0.9}  # of those from random weights
+_CHECKPOINT_EPOCHS, _CHECKPOINT_PATIENCE_VALIDATIONS = (2, 30), 3
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ def _choose_training(
     batch = choose_value("batch_tokens", batch, f"batches of {batch:,} tokens, for {tokens.total:,} tokens of train")
     updates_per_epoch = max(1, math.ceil(tokens.total / batch / chosen.get("accumulate", 1)))
     updates = _UPDATES[task] * max(1.0, num_examples / 300) ** _UPDATES_POWER
-    updates *= 1.0 if start == "random" else _START_UPDATES
+    updates *= _START_UPDATES[start]
     limits = _CHECKPOINT_EPOCHS if start == "checkpoint" else _EPOCHS
     epochs = _within(limits, math.ceil(updates / updates_per_epoch))
     epochs = choose_value("max_epochs", epochs, f"{epochs} epochs of about {updates_per_epoch:,} updates")
@@ -239,6 +241,8 @@ def _choose_training(
     evaluate = max(1, min(fits, round(_UPDATES_PER_VALIDATION / updates_per_epoch)))
     evaluate = choose_value("evaluate_epochs", evaluate, f"a validation every {_count(evaluate, 'epoch')}")
     patience = max(_PATIENCE_VALIDATIONS * evaluate, math.ceil(epochs / 2))
+    if start == "checkpoint":
+        patience = _CHECKPOINT_PATIENCE_VALIDATIONS * evaluate
     choose_value("patience_epochs", patience, f"an end after {patience} epochs without a lower dev loss")
     averaged = _within(_AVERAGED, (_CLASSIFIER_AVERAGED_SHARE if is_new_classifier else _AVERAGED_SHARE) * epochs)
     choose_value("average_last", averaged, f"averaged weights of the last {_count(averaged, 'epoch')}")

@@ -167,6 +167,8 @@ class Report:
         result["last_epoch"] = rows[max(rows)] if rows else None
         self._record.end(reason, result, self._metrics)
         if checkpoints:
+            is_falling = bool(rows) and max(rows) == progress.best_epoch > 1
+            falling = ", but the dev loss was still decreasing: train longer" if is_falling else ""
             if progress.step < self._config.warmup_steps:
                 self.display.line(
                     f"warning: the training ended after {progress.step:,} updates, before the end of the warm-up of "
@@ -174,6 +176,6 @@ class Report:
                     "--warmup-steps"
                 )
             self.display.line(
-                f"finished: {reason}; lowest dev loss {progress.best_loss:.4f} in epoch {progress.best_epoch}; "
-                f"checkpoints: {' and '.join(map(str, checkpoints))}"
+                f"finished: {reason}{falling}; lowest dev loss {progress.best_loss:.4f} in epoch "
+                f"{progress.best_epoch}; checkpoints: {' and '.join(map(str, checkpoints))}"
             )

@@ -1,40 +1,31 @@
 """Initial weights of a run: those of another run, or of a checkpoint that others trained."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
-from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from sightline.base.errors import UsageError
-from sightline.model.architectures.bert import BertClassifier
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.factory import build_model
-from sightline.model.checkpoint import load_tensors, one_line, read_safetensors
+from sightline.model.architectures.pretrained import PretrainedModel
+from sightline.model.checkpoint import load_tensors, one_line
 from sightline.model.config import (
     ArchitectureConfig,
     ClassifierConfig,
     PretrainedConfig,
     RecurrentConfig,
     architecture_of,
+    read_model_config,
 )
-from sightline.model.data.chat_template import end_token, read_chat_template
-from sightline.model.data.pretrained import (
-    CHAT_TEMPLATE,
-    FAMILIES,
-    WEIGHTS,
-    is_pretrained,
-    read_pretrained,
-    with_end_token,
-)
-from sightline.model.parts import CONFIG, checkpoint_of, load_parts, weights_file
+from sightline.model.data.tokenizer_training import read_tokenizer
+from sightline.model.parts import CONFIG, TOKENIZER, load_parts, weights_file
 
-PICKLE = "pytorch_model.bin"
 # Architectures of our own models by task. Another architecture may be trained for the same task.
 TASK_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "translation": ("transformer", "recurrent"),
@@ -42,8 +33,6 @@ TASK_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "language-model": ("causal",),
     "encoder": ("encoder",),
 }
-# Tensors that no model needs: positions that older versions stored.
-_STORED_POSITIONS = ("embeddings.position_ids", "embeddings.token_type_ids", "rotary_emb.inv_freq")
 
 
 @dataclass(frozen=True)
@@ -58,34 +47,21 @@ class Start:
     notes: tuple[str, ...]  # sentences for the user
 
 
-def start_from(
-    path: Path,
-    task: str,
-    labels: Sequence[str] = (),
-    *,
-    multi_label: bool = False,
-    chat_template: str | None = None,
-) -> Start:
-    """Prepare a run that starts from a checkpoint.
+def start_from(folder: Path, task: str, labels: Sequence[str] = ()) -> Start:
+    """Prepare a run that starts from a checkpoint of this project.
 
     Args:
-        path: a run folder, one of its checkpoints, or a folder in the layout of Hugging Face.
+        folder: a checkpoint of a run, such as `averaged`.
         labels: labels of the new run, if it is a classification.
-        multi_label: a text has any number of labels.
-        chat_template: Jinja template for dialogues, for a third-party checkpoint that has none;
-            None if the data has no dialogues.
 
     Raises:
         UsageError: the folder has no checkpoint, or one that cannot be trained for the task.
         FileNotFoundError, ValueError: a file of a run is missing or damaged.
     """
-    folder = checkpoint_folder(path)
-    if is_pretrained(folder):
-        return _start_from_pretrained(folder, task, labels, multi_label, chat_template)
     if not (folder / CONFIG).is_file():
         raise UsageError(
             f"{folder} has no {CONFIG}; --from needs a run folder, or the folder of a checkpoint in the layout of "
-            f"Hugging Face with {CONFIG}, {WEIGHTS} and tokenizer.json"
+            f"Hugging Face with {CONFIG}, model.safetensors and the files of its tokenizer"
         )
     config, tokenizer = load_parts(folder)
     if architecture_of(config) not in TASK_ARCHITECTURES.get(task, ()):
@@ -111,47 +87,21 @@ def start_from(
     return _checked(folder, Start(config, tokenizer, initialise, notes))
 
 
-def checkpoint_folder(path: Path) -> Path:
-    """Return the averaged or else the best checkpoint of a run, or the folder itself."""
-    if not path.is_dir():
-        raise UsageError(f"{path} is not a folder; --from needs a run folder, or the folder of a checkpoint")
-    return checkpoint_of(path)
+def start_from_pretrained(folder: Path, parts: Path, labels: Sequence[str] = (), *, multi_label: bool = False) -> Start:
+    """Prepare a run that starts from a checkpoint of others in `folder`.
 
-
-def _start_from_pretrained(
-    folder: Path, task: str, labels: Sequence[str], multi_label: bool, chat_template: str | None
-) -> Start:
-    if task not in ("classification", "encoder", "language-model"):
-        raise UsageError(
-            f"{folder} is a third-party checkpoint, which cannot be trained for the task {task}; supported are "
-            "classification, encoder and language-model"
-        )
-    config, tokenizer = read_pretrained(
-        folder,
-        task,  # type: ignore[arg-type]
-        labels if task == "classification" else None,
-        multi_label=multi_label,
-    )
-    _find_weights(folder)
-    before: tuple[str, ...] = ()
-    if config.task == "classification" and _is_classifier(config):
-        before = read_pretrained(folder, "classification")[0].labels
-    notes = [f"starts from the weights of {folder} ({config.family})", *_label_note(before, labels)]
-    if chat_template is not None:
-        if read_chat_template(config) is None:
-            config = dataclasses.replace(config, files={**config.files, CHAT_TEMPLATE: chat_template})
-            notes.append(f"{folder} has no chat template, so that of Sightline is used")
-        config = with_end_token(config, tokenizer, end_token(config, tokenizer))
+    `parts` is a folder with its configuration and tokenizer (`sightline.model.data.pretrained`).
+    """
+    config, tokenizer = cast(PretrainedConfig, read_model_config(parts / CONFIG)), read_tokenizer(parts / TOKENIZER)
+    before = config.labels
+    if config.task == "classification":
+        config = dataclasses.replace(config, labels=tuple(labels), multi_label=multi_label)
+    notes = (f"starts from the weights of {folder} ({config.family})", *_label_note(before, labels))
 
     def initialise(model: nn.Module) -> None:
-        weights = adapted(read_weights(folder, only_shapes=_is_meta(model)), config, keeps_head=bool(before))
-        new: tuple[str, ...] = ("pooler.",)
-        if isinstance(model, BertClassifier):
-            weights = _with_labels(weights, model.output_name, before, labels)
-            new = (f"{FAMILIES[config.family].prefix}pooler.", "classifier.", "pre_classifier.")
-        _load(model, weights, folder, new)
+        cast(PretrainedModel, model).load(folder, before)
 
-    return _checked(folder, Start(config, tokenizer, initialise, tuple(notes)))
+    return Start(config, tokenizer, initialise, notes)
 
 
 def _checked(folder: Path, start: Start) -> Start:
@@ -170,11 +120,6 @@ def _checked(folder: Path, start: Start) -> Start:
 def _is_meta(model: nn.Module) -> bool:
     """Return True for a model that has only shapes."""
     return all(parameter.is_meta for parameter in model.parameters())
-
-
-def _is_classifier(config: PretrainedConfig) -> bool:
-    """Return True if the checkpoint was a classifier before."""
-    return any(str(name).endswith("ForSequenceClassification") for name in config.value("architectures", []))
 
 
 def _label_note(before: Sequence[str], labels: Sequence[str]) -> tuple[str, ...]:
@@ -216,81 +161,3 @@ def _load(model: nn.Module, weights: Mapping[str, Tensor], folder: Path, new: tu
                 f"{list(expected[name].shape)}; the files belong to different checkpoints"
             )
     model.load_state_dict(weights, strict=False)
-
-
-def _find_weights(folder: Path) -> list[Path]:
-    """Return the files with the weights of a third-party checkpoint."""
-    for name in (WEIGHTS, PICKLE):
-        if (folder / name).is_file():
-            return [folder / name]
-        index = folder / f"{name}.index.json"
-        if not index.is_file():
-            continue
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            paths = [folder / Path(str(file_name)).name for file_name in names]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{index} has no valid weight_map ({error}); download it again") from None
-        for path in paths:
-            if not path.is_file():
-                raise UsageError(f"{path} is missing, but {index.name} names it; download it")
-        return paths
-    raise UsageError(f"{folder} has no weights: it needs {WEIGHTS}, or {PICKLE}; download them")
-
-
-def read_weights(folder: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
-    """Read the weights of a third-party checkpoint as float32. No code in a pickle is run. With
-    `only_shapes`, they are on the device "meta", without values.
-    """
-    weights: dict[str, Tensor] = {}
-    for path in _find_weights(folder):
-        try:
-            if path.suffix == ".safetensors":
-                weights |= read_safetensors(path, only_shapes=only_shapes)
-            else:
-                weights |= torch.load(path, map_location="meta" if only_shapes else "cpu", weights_only=True)
-        except SafetensorError as error:
-            raise UsageError(f"{path} is damaged or truncated: {error}; download it again") from None
-        except Exception as error:  # of `torch.load`: several classes
-            raise UsageError(f"{path} cannot be read: {one_line(error)}; use a checkpoint with {WEIGHTS}") from None
-    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
-
-
-def adapted(weights: Mapping[str, Tensor], config: PretrainedConfig, *, keeps_head: bool) -> dict[str, Tensor]:
-    """Return the weights by the names of the model to train, without those that it does not need.
-    `keeps_head` keeps the head, because the checkpoint is a classifier.
-    """
-    family = FAMILIES[config.family]
-    has_prefix = any(name.startswith(family.prefix) for name in weights)
-    keeps_pooler = config.has_pooler or (config.family == "bert" and config.task == "classification")
-    kept: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        inner = name.removeprefix(family.prefix)
-        is_base = name.startswith(family.prefix) or not has_prefix
-        if inner.endswith(_STORED_POSITIONS):
-            continue
-        if not is_base and not keeps_head and not (name == "lm_head.weight" and config.task == "language-model"):
-            continue  # the head of another task
-        if is_base and inner.startswith("pooler.") and not keeps_pooler:
-            continue
-        if is_base:
-            # Old checkpoints have the names of TensorFlow for normalizations.
-            inner = inner.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-            name = inner if config.task == "encoder" else family.prefix + inner
-        kept[name] = tensor
-    return _with_output(kept, config) if config.task == "language-model" else kept
-
-
-def _with_output(weights: dict[str, Tensor], config: PretrainedConfig) -> dict[str, Tensor]:
-    """Leave out an output layer that is the embedding; use the embedding if there is no other.
-    Raises `UsageError` if both differ although config.json states that they are the same.
-    """
-    output, embedding = weights.get("lm_head.weight"), weights.get("model.embed_tokens.weight")
-    if config.value("tie_word_embeddings", config.family == "smollm3"):
-        if output is not None and embedding is not None and not (output.is_meta or torch.equal(output, embedding)):
-            raise UsageError(
-                "the checkpoint has an lm_head.weight that differs from the embedding, although tie_word_embeddings in "
-                "config.json is true; set it to false"
-            )
-        return {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
-    return weights

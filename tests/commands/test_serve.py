@@ -20,6 +20,7 @@ from sightline.commands.serve import prepare, provide
 from sightline.export import limits
 from sightline.service.settings import make_settings
 from tests.export.folders_of_others import write_bert
+from tests.support.tables import read_table
 
 SHIPPED = Path("bundles/sst2-sentiment").resolve()
 
@@ -122,21 +123,7 @@ def test_a_bundle_of_the_same_name_from_elsewhere_is_not_served_instead(
         provide([str(changed)], bundles)
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        (
-            "minlm",
-            r"minlm is neither a file or folder, nor .*, smollm2\), nor OWNER/NAME of a hub \(did you mean minilm",
-        ),
-        ("./a/b", "neither a file or folder"),
-        ("../bert", "neither a file or folder"),
-        ("models/x.gguf", "neither a file or folder"),
-        ("", "neither a file or folder"),
-        ("owner/name@", "neither a name of the catalogue nor OWNER/NAME"),
-        ("bundles", "bundles is a folder of bundles; serve it with --bundles bundles"),
-    ],
-)
+@pytest.mark.parametrize(("word", "message"), read_table(__file__))
 def test_a_word_that_names_no_model_is_an_error(word: str, message: str, bundles: Path) -> None:
     with pytest.raises(UsageError, match=message):
         provide([word], bundles)

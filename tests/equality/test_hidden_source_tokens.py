@@ -76,7 +76,7 @@ def forced(model: TranslationModel, source: Ids, hidden: Ids, written: list[int]
     with torch.inference_mode():
         memory, _ = model.encode(ids, lengths)
         with masked(model, mask):
-            features, _, maps = model.decode(read, memory, lengths, need_weights=True)  # type: ignore[arg-type]
+            features, _, maps = model.decode(read, memory, lengths, need_weights=True)  # type: ignore[arg-type, call-arg]
         logprobs = log_softmax(model.logits(features[0]).numpy())[range(len(written)), written]
     assert maps is not None
     return {"logprobs": logprobs, "cross": maps[:, 0].numpy()}

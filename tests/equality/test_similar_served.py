@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from sightline.model.architectures.factory import Model, PretrainedModel
+from sightline.model.architectures.factory import Model
+from sightline.model.architectures.pretrained import PretrainedModel
 from sightline.model.checkpoint import load_model
 from sightline.model.rounding import reference
 from tests.equality.systems import small

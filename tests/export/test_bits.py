@@ -15,6 +15,7 @@ from tests.export.firefox.models import VOCABULARY, random_tensors, write_folder
 from tests.export.folders import names
 from tests.export.folders_of_others import write_bert
 from tests.support.export import main
+from tests.support.tables import read_table
 from tests.support.training_runs import UNCHECKED
 
 
@@ -145,17 +146,7 @@ def test_other_models_have_the_bits_that_are_asked_for(tmp_path: Path, bundles: 
     assert isinstance(manifest.quantization.quality, EmbeddingQuality)
 
 
-@pytest.mark.parametrize(
-    ("kind", "encodings", "bits"),
-    [
-        ("huggingface", None, 32),
-        ("huggingface", "Q8_0, F32", 8),
-        ("huggingface", "F16, Q8_0", 8),
-        ("huggingface", "Q4_1, Q8_0, F32", 32),
-        ("huggingface", "Q4_K, F32", 32),
-        ("firefox", None, 8),
-    ],
-)
+@pytest.mark.parametrize(("kind", "encodings", "bits"), read_table(__file__))
 def test_the_default_is_8_bits_for_checkpoints_of_8_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, encodings: str | None, bits: int
 ) -> None:

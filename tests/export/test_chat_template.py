@@ -10,7 +10,7 @@ from sightline.base.text.chat import TOOL_FILE
 from sightline.base.text.prompt import ChatTemplateError
 from sightline.export.sources import chat_template
 from sightline.export.sources.chat_template import checked, read_chat_template
-from sightline.export.sources.download import _TEXT_FILES
+from sightline.export.sources.download import TEXT_FILES
 from sightline.export.sources.opened_checkpoint import FolderFiles
 from tests.export.chat_templates import CHAT_MODELS, CHATML, LLAMA3, MARKED, SPECIAL, TEMPLATES, TOOLS_AS_JSON
 
@@ -82,7 +82,7 @@ def test_the_template_of_a_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / TOOL_FILE).write_text(TOOLS_AS_JSON)
     template = read_chat_template(folder)
     assert template is not None and (template.program, template.tool_program) == (LLAMA3, TOOLS_AS_JSON)
-    assert template.takes_tools and _TEXT_FILES.fullmatch(TOOL_FILE)
+    assert template.takes_tools and TEXT_FILES.fullmatch(TOOL_FILE)
 
 
 def test_templates_take_tools_if_they_write_definitions() -> None:

@@ -20,15 +20,19 @@ import pytest
 from sightline.base.bundle_files import read_bundle
 from sightline.base.errors import UsageError
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.sources.catalogue import CATALOGUE
+from sightline.export.sources import catalogue
+from sightline.export.sources.catalogue import CATALOGUE, located
 from sightline.export.sources.download import (
+    Download,
     Repository,
+    UnreachableError,
     check_sha256,
     extract,
     extract_all,
     files_to_download,
     parse_repository,
 )
+from sightline.export.sources.opened_checkpoint import Provenance
 from tests.export.folders_of_others import write_bert
 from tests.export.hub import COMMIT, Hub, serve_hub
 from tests.support.tables import read_table
@@ -105,9 +109,15 @@ def client(hub: Hub, tmp_path: Path) -> Client:
 
 
 def test_a_repository_becomes_a_bundle_that_records_its_commit(client: Client, tmp_path: Path) -> None:
-    out = tmp_path / "bundles" / "tiny"
-    done = client.get("owner/tiny@v1", "--out", str(out))
+    out, kept = tmp_path / "bundles" / "tiny", tmp_path / "kept"
+    done = client.get("owner/tiny@v1", "--out", str(out), "--keep", str(kept))
     assert done.returncode == 0, done.stderr
+    published = tmp_path / "published" / "model.safetensors"
+    assert (kept / "model.safetensors").read_bytes() == published.read_bytes() and not any(
+        path.is_symlink() for path in kept.iterdir()
+    )
+    with pytest.raises(UsageError, match="is a bundle, which cannot be trained; its checkpoint is owner/tiny"):
+        located(str(out)).__enter__()
     manifest = read_bundle(out)
     assert manifest.origin is not None
     assert (manifest.origin.repository, manifest.origin.revision) == ("owner/tiny", COMMIT)
@@ -228,6 +238,26 @@ def test_an_archive_cannot_leave_its_folder(tmp_path: Path) -> None:
         extract(archive, "a", tmp_path / "three")
     with pytest.raises(ImportFailedError, match="but the catalogue expects 00; it is not used"):
         check_sha256(archive, "00")
+
+
+def test_a_checkpoint_is_located_by_its_folder_or_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def from_index(entry: object, _: object) -> Iterator[Download]:
+        yield Download(tmp_path / ("minilm" if entry is CATALOGUE["minilm"] else "other"), Provenance())
+
+    def from_hub(repository: Repository) -> Download:
+        if repository.name == "owner/none":
+            raise UnreachableError("the hub cannot be reached")
+        return Download(tmp_path / repository.name, Provenance())
+
+    monkeypatch.setattr(catalogue, "downloaded", from_index)
+    monkeypatch.setattr(catalogue, "download", from_hub)
+    for name, folder in ((str(tmp_path), tmp_path), ("minilm", tmp_path / "minilm"), ("a/b@v1", tmp_path / "a/b")):
+        with located(name) as found:
+            assert found == folder
+    for name, message in (("no-name", "is neither a name of"), ("owner/none", "the hub cannot be reached")):
+        with pytest.raises(ValueError, match=f"{name} is not a folder, and .*{message}"):
+            located(name).__enter__()
 
 
 @pytest.mark.download

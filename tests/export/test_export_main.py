@@ -19,6 +19,7 @@ from sightline.model.data.tokenizer_training import read_tokenizer
 from tests.export.products import everywhere
 from tests.support.dialogues import LINES
 from tests.support.export import main
+from tests.support.tables import read_table
 
 check_in_child = pipeline.check_in_child
 pytestmark = pytest.mark.usefixtures("no_child")
@@ -74,18 +75,7 @@ def test_a_failed_verification_exits_with_1_and_writes_nothing(
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere", "--out", "toy"], "nowhere does not exist; name the folder of a checkpoint"),
-        (["nowhere", "--out", "toy", "--kind", "training"], "nowhere is not a checkpoint: it has no config.json"),
-        (["verify", "nowhere", "--checkpoint", "elsewhere"], "nowhere is not a bundle: it has no manifest.json"),
-        (
-            ["nowhere", "--out", "toy", "--kind", "training", "--sentences", "none.txt"],
-            "No such file or directory: 'none.txt'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), read_table(__file__, "missing"))
 def test_missing_files_exit_with_2_and_one_line(
     arguments: list[str],
     message: str,
@@ -165,18 +155,7 @@ def test_a_replaced_bundle_keeps_its_metadata(
     assert [one.training_unit for one in said] == ["sentence", "sentence", "text"]
 
 
-@pytest.mark.parametrize(
-    ("tag", "usual"),
-    [
-        ("EN", "en"),
-        ("De-de", "de-DE"),
-        ("zh-hANS-tw", "zh-Hans-TW"),
-        ("es-419", "es-419"),
-        ("SL-Rozaj-1994", "sl-rozaj-1994"),
-        ("X-Mine", "x-mine"),
-        ("en-X-AB-Mine", "en-x-ab-mine"),
-    ],
-)
+@pytest.mark.parametrize(("tag", "usual"), read_table(__file__, "tags"))
 def test_languages_of_a_bundle_have_their_usual_case(tag: str, usual: str) -> None:
     assert languages_of((tag, "fr")) == Languages(sources=(usual,), targets=("fr",))
 

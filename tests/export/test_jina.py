@@ -18,6 +18,7 @@ from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
 from sightline.export.check.verify import ComparedTexts, compared_rows
 from sightline.export.import_errors import ImportFailedError
+from tests.support.tables import read_table
 from tests.zoo.comparing import TOLERANCE, assert_graphs_equal_the_reference, import_folder, token_types
 
 CONFIG: dict[str, Any] = {
@@ -119,16 +120,7 @@ def test_graph_and_numpy_equal_an_implementation_of_the_paper(name: str, tmp_pat
         np.testing.assert_allclose(outputs[f"encoder.{number}"], maps.detach()[:, :, rows], rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"feed_forward_type": "original"}, 'feed_forward_type is "original"'),
-        ({"position_embedding_type": "absolute"}, 'position_embedding_type is "absolute"'),
-        ({"architectures": ["JinaBertForSequenceClassification"]}, "supported are JinaBertModel, JinaBertForMaskedLM"),
-        ({"use_qk_norm": True}, "1 keys that are not known for its architecture: use_qk_norm"),
-        ({"architectures": ["BertModel"]}, 'position_embedding_type is "alibi"'),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), read_table(__file__))
 def test_other_variants_are_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     write_model(tmp_path, "small", **changes)
     with pytest.raises(ImportFailedError, match=message):

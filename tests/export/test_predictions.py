@@ -21,6 +21,7 @@ from sightline.export.options import BundleMetadata, QuantizationRecipe
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.service.runtime.ort import OnnxRunner
 from tests.export.folders_of_others import word_tokenizer
+from tests.support.tables import read_table
 from tests.zoo.comparing import assert_equals_transformers, import_folder, random_texts
 from tests.zoo.models import ENCODERS
 
@@ -95,16 +96,7 @@ def test_a_wrong_prediction_is_found(export: Any, tmp_path: Path, monkeypatch: p
         export(tmp_path / "model")
 
 
-@pytest.mark.parametrize(
-    ("mask", "config", "mask_id"),
-    [
-        ("<mask>", None, 200),
-        ("<hide>", {"mask_token": "<hide>"}, 200),
-        ("<hide>", {"mask_token": {"content": "<hide>"}}, 200),
-        ("<hide>", None, None),
-        (None, {"mask_token": "[MASK]"}, None),
-    ],
-)
+@pytest.mark.parametrize(("mask", "config", "mask_id"), read_table(__file__, "masks"))
 def test_mask_token(
     mask: str | None, config: dict[str, Any] | None, mask_id: int | None, export: Any, tmp_path: Path
 ) -> None:
@@ -294,16 +286,7 @@ def test_a_sparse_encoder_is_imported_with_its_prompts_and_its_limit(kind: str, 
     assert manifest.embedding is not None and manifest.embedding.prompts == {"query": "word1 ", "document": ""}
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "message"),
-    [
-        ("MLMTransformer", {"pooling_strategy": "sum"}, '1_SpladePooling/config.json: pooling_strategy is "sum"'),
-        ("MLMTransformer", {"activation_function": "log1p_relu"}, 'activation_function is "log1p_relu"'),
-        ("MLMTransformer", {"transformer_task": "feature-extraction"}, 'transformer_task is "feature-extraction"'),
-        ("Transformer", {"transformer_task": "absent"}, "transformer_task must be fill-mask before the module Splade"),
-        ("Router", {}, "the modules Router, SpladePooling are not supported"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "changes", "message"), read_table(__file__, "sparse"))
 def test_other_sparse_encoders_are_refused(
     kind: str, changes: dict[str, Any], message: str, export: Any, tmp_path: Path
 ) -> None:

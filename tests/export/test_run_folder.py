@@ -22,35 +22,11 @@ from sightline.model.config import CausalConfig
 from sightline.model.parts import WEIGHTS
 from tests.export.folders_of_others import word_tokenizer, write_bert
 from tests.support.export import main
+from tests.support.tables import read_table
 from tests.support.training_runs import UNCHECKED
 from tests.zoo.models import ENCODERS
 
-RECORD: dict[str, Any] = {
-    "task": "translation",
-    "command": "sightline train translation pairs --run run --license 'CC BY 4.0'",
-    "license": "CC-BY-4.0",
-    "source": "de-CH",
-    "target": "zh-Hans",
-    "examples": {"train": 5000, "dev": 200, "test": 200},
-    "metrics": {
-        "dev": {
-            "BLEU": {"value": 31.234567, "examples": 100, "search": "greedy", "weights": "epoch 7", "signature": "a|b"},
-            "chrF": {"value": 55.0, "examples": 200, "search": "greedy", "weights": "epoch 7", "signature": "c|d"},
-        },
-        "test": {
-            "BLEU": {
-                "value": 30.0,
-                "examples": 200,
-                "search": "5 beams, length penalty 1",
-                "weights": "averaged",
-                "signature": "e|f",
-            }
-        },
-    },
-    "data": {"train.jsonl": "ab" * 32},
-    "starts": [{"threads": 2}, {"versions": {"python": "3.11.2", "torch": None}}],
-    "has_dialogues": False,
-}
+RECORD: dict[str, Any] = read_table(__file__)
 
 SETTINGS = {"max_epochs": 3, "note": "```"}
 pytestmark = pytest.mark.usefixtures("unverified")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,8 +48,9 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> Check:
 
     def check(path: Path, task: TaskName = "language-model") -> str:
         started = time.process_time()
-        with bounded_memory(MEMORY):
-            status = main(path, task, CHAT_TEMPLATE if task == "language-model" else None)
+        template = CHAT_TEMPLATE if task == "language-model" else None
+        with bounded_memory(MEMORY), tempfile.TemporaryDirectory() as parts:
+            status = main(path, *((parts, task, json.dumps(template)) if path.is_dir() else ()))
         assert time.process_time() - started < SECONDS
         error = capsys.readouterr().err
         assert (status, error[:7], error.count("\n")) == ((2, "error: ", 1) if error else (0, "", 0))
@@ -79,14 +81,6 @@ def test_a_size_that_the_tensors_do_not_have_is_refused(
         assert "config.json" in error_of(folder, TASKS[family]), value
 
 
-def test_a_large_number_of_labels_is_refused(copy_of: Callable[[str], Path], error_of: Check) -> None:
-    folder = copy_of("bert")
-    fields = {"architectures": ["BertForSequenceClassification"], "num_labels": 10**9}
-    for key, value in fields.items():
-        Change("config.json", (key,), value).apply(folder)
-    assert "num_labels must be a whole number from 1 to 1048576, got 1000000000" in error_of(folder, "classification")
-
-
 @pytest.mark.parametrize("kind", sorted(REPLACEMENTS.keys() - {"pipe"}))
 def test_a_file_of_another_kind_is_ignored_or_refused(
     kind: str, originals: Path, copy_of: Callable[[str], Path], error_of: Check
@@ -109,7 +103,7 @@ def test_a_file_of_another_kind_is_ignored_or_refused(
         (DOUBLING, "tokenizer cannot be used: its normalizer can make a text 1.1e+12 times longer"),
         (normalizers.Replace(Regex("(a+)+b"), "c"), "the tokenizer fails for a text of 5001 characters"),
         (TOO_SHORT, "Cannot parse precompiled_charsmap"),
-        (WRONG_INDICES, "the tokenizer cannot be used: index out of bounds"),
+        (WRONG_INDICES, "cannot be used: index out of bounds"),
     ],
     ids=["doubling", "slow expression", "too short", "wrong indices"],
 )
@@ -183,7 +177,7 @@ def test_a_checkpoint_is_checked_in_a_process_of_its_own(
 ) -> None:
     folder = copy_of("llama")
     Change("config.json", ("num_hidden_layers",), 10**9).apply(folder)
-    message = f"error: {folder}/config.json: num_hidden_layers must be a whole number from 1 to 1000, got 1000000000\n"
+    message = f"error: {folder}: config.json: num_hidden_layers must be from 1 to 1000, got 1000000000\n"
     assert refused("language-model", ["--from", folder], tmp_path, capfd) == message
 
 

@@ -7,6 +7,7 @@ import pytest
 from sightline.loadtest.compare import Change, compare_measurements
 from sightline.loadtest.load import Measurement
 from sightline.loadtest.outcome import Failure, Success
+from tests.support.tables import read_table
 
 THRESHOLD = 0.05
 
@@ -69,16 +70,7 @@ def test_a_percentile_needs_requests_above_it() -> None:
     assert verdicts(Measurement(), Measurement()) == {}
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "is_worse_higher", "verdict"),
-    [
-        (0.06, 0.14, True, "worse"),
-        (0.04, 0.16, True, "unclear"),
-        (-0.14, -0.06, True, "better"),
-        (-0.14, -0.06, False, "worse"),
-        (0.06, 0.14, False, "better"),
-    ],
-)
+@pytest.mark.parametrize(("low", "high", "is_worse_higher", "verdict"), read_table(__file__))
 def test_a_figure_is_worse_if_its_whole_interval_exceeds_the_threshold(
     low: float, high: float, is_worse_higher: bool, verdict: str
 ) -> None:

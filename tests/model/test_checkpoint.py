@@ -117,8 +117,5 @@ def test_damaged_weights_have_no_average_and_are_named(tmp_path: Path) -> None:
 
 
 def test_a_classifier_is_not_loaded_as_a_translation_model(classifier_checkpoint: Path) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"must be a translation model \(transformer or recurrent\), but its architecture is classifier",
-    ):
+    with pytest.raises(ValueError, match="must be a translation model, but its architecture is classifier"):
         load_checkpoint(classifier_checkpoint)

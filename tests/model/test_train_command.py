@@ -22,6 +22,7 @@ from sightline.model.data.samples import write_sample
 from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.evaluation import bleu
 from sightline.model.training.train_config import read_train_config
+from tests.model.pretrained_folders import check_here
 
 SMALL = ("--epochs", "1", "--vocab-size", "300", "--threads", "1")
 LABELLED = [{"text": f"word {index}", "label": "ab"[index % 2]} for index in range(20)]
@@ -64,9 +65,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check third-party files in this process, which has imported PyTorch."""
-    monkeypatch.setattr(
-        training_check, "run_limited", lambda _, words, __: training_check.main(Path(words[0]), *words[1:])
-    )
+    monkeypatch.setattr(training_check, "run_limited", check_here)
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)

@@ -28,6 +28,7 @@ from tests.export.tokenizers.writing import (
     varint,
     write_sentencepiece,
 )
+from tests.support.tables import read_table
 
 SPECIAL = special_pieces("<unk>", "<s>", "</s>")
 UNIGRAM = SentencePieceModel(
@@ -54,20 +55,7 @@ MODELS = {
     "bpe with all spaces": replace(BPE, remove_extra_whitespaces=False),
 }
 # Pieces by the `sentencepiece` package, which `test_golden_pieces_are_those_of_the_package` checks.
-GOLDEN = [
-    ("unigram", " a  dog. ", "▁a ▁ d og ."),
-    ("unigram", "abs é中文 </ s", "▁abs ▁ é <unk> ▁ </ ▁ s"),
-    ("unigram without prefix", "a abs", "a ▁abs"),
-    ("unigram with all spaces", " a  b", "▁ ▁a ▁ ▁ b"),
-    ("unigram with bytes", "a中<0x0A>", "▁a <0xE4> <0xB8> <0xAD> < <0x30> <0x78> <0x30> <0x41> >"),
-    ("unigram with a symbol", "<sep>a<sep> b", "▁ <sep> a <sep> ▁ b"),
-    ("unigram over words", "a dog", "▁ a▁dog"),
-    ("unigram", " b▁\né \n ▁", "▁ b ▁ <unk> é ▁ <unk>"),
-    ("bpe", "a dog abs</s>", "▁a ▁dog ▁a b s < / s >"),
-    ("bpe", "dab xyz", "▁d ab ▁ <unk>"),
-    ("bpe with bytes", "é", "▁ <0xC3> <0xA9>"),
-    ("bpe with all spaces", " a", "▁ ▁a"),
-]
+GOLDEN = read_table(__file__)
 
 
 @cache

@@ -2,19 +2,10 @@ import numpy as np
 import pytest
 
 from lab.bench.style import spread
+from tests.support.tables import read_table
 
 
-@pytest.mark.parametrize(
-    ("values", "moved"),
-    [
-        ([], []),
-        ([3.0], [3.0]),
-        ([0.0, 20.0], [0.0, 20.0]),
-        ([5.0, 5.0], [0.0, 10.0]),
-        ([0.0, 1.0, 2.0, 50.0], [-9.0, 1.0, 11.0, 50.0]),
-        ([0.0, 15.0, 15.0], [0.0, 10.0, 20.0]),
-    ],
-)
+@pytest.mark.parametrize(("values", "moved"), read_table(__file__))
 def test_labels_move_as_little_as_possible(values: list[float], moved: list[float]) -> None:
     assert spread(values, 10) == pytest.approx(moved)
 

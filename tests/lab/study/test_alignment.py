@@ -25,6 +25,7 @@ from lab.study.word_links import (
 )
 from sightline.base.bundle import ALIGNMENT_STEPS
 from sightline.base.text.words import Word, words_of
+from tests.support.tables import read_table
 
 HEADER = "English\tGerman\tfirst pass\tsecond pass\tlinks"
 REFERENCE = Reference(frozenset({(0, 0), (2, 1)}), frozenset({(0, 0), (1, 0), (2, 1), (1, 2)}))
@@ -85,16 +86,7 @@ def test_agreement_of_two_passes() -> None:
     assert found == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("A man.\tEin Mann.\t0-0\t0-0", "line 2 must have 5 columns separated by tabs, got 4"),
-        ("A man.\tEin Mann.\t0-0\t0-0\t0:0", "line 2: a link must be i-j (sure) or ipj (possible), got 0:0"),
-        ("A man.\tEin Mann.\t0-0\t3p0\t0-0", "line 2: the indices of 3p0 must be below 3 and 3"),
-        ("A man.\tEin Mann.\t0-0\t0p3\t0-0", "line 2: the indices of 0p3 must be below 3 and 3"),
-        ("", "has no pairs"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), read_table(__file__))
 def test_a_malformed_table_is_an_error(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_text(f"{HEADER}\n{line}\n" if line else f"{HEADER}\n", encoding="utf-8")

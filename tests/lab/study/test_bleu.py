@@ -12,6 +12,7 @@ from lab.study.bleu import (
     statistics_of,
     with_interval,
 )
+from tests.support.tables import read_table
 
 REFERENCES = [
     "ein mann schläft .",
@@ -68,18 +69,7 @@ def test_the_interval_contains_the_score() -> None:
     assert low < mean_bleu([rows]) < high
 
 
-@pytest.mark.parametrize(
-    ("value", "limits", "digits", "expected"),
-    [
-        (33.1, (32.2, 34.0), 1, "33.1 ± 0.9"),
-        (39.2, (35.8, 42.1), 1, "39.2 ± 3.4"),  # the longer side
-        (10.0, (2.5, 20.0), 1, "10.0 [2.5, 20.0]"),
-        (1.7, (0.0, 3.7), 1, "1.7 [0.0, 3.7]"),  # 1.7 ± 2.0 would contain negative numbers
-        (-1.7, (-3.7, -0.1), 1, "-1.7 [-3.7, -0.1]"),
-        (0.58, (0.0, 1.2), 1, "0.6 ± 0.6"),
-        (-0.01, (-0.02, 0.0), 1, "0.0 ± 0.0"),
-    ],
-)
+@pytest.mark.parametrize(("value", "limits", "digits", "expected"), read_table(__file__))
 def test_intervals_are_short_if_their_sides_are_alike(
     value: float, limits: tuple[float, float], digits: int, expected: str
 ) -> None:

@@ -21,6 +21,7 @@ from sightline.model.architectures.factory import build_model
 from sightline.model.config import ClassifierConfig, RecurrentConfig, TransformerConfig
 from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.training.train_config import TrainConfig
+from tests.support.tables import read_table
 
 VOCABULARY = 6000
 # Options of the command train by default.
@@ -166,18 +167,7 @@ def test_each_field_is_parsed_by_its_type() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("cells", "lstm", "unknown field cells; the fields of this model are dropout, max_positions, .*cell, "),
-        ("vocab_size", "400", "unknown field vocab_size;"),
-        ("cell", "rnn", "cell must be one of gru, lstm, got rnn"),
-        ("bidirectional", "yes", "bidirectional must be true or false, got yes"),
-        ("decoder_size", "many", "decoder_size must be of type int, got many"),
-        ("decoder_size", "0", "decoder_size must be between 1 and 1048576, got 0"),
-        ("dropout", "1", "dropout must be at least 0 and at most 0.9, got 1.0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "message"), read_table(__file__))
 def test_invalid_values_of_fields_are_rejected(name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         with_fields(RecurrentConfig(300), {name: text})

@@ -1,7 +1,6 @@
 """Dialogues in the chat template of a checkpoint: token ids, and marked replies."""
 
 import dataclasses
-import json
 from typing import Any
 
 import pytest
@@ -118,31 +117,17 @@ def test_special_tokens_in_messages_are_refused(tokenizer: Tokenizer) -> None:
             call(dialogue)
 
 
-def test_the_template_is_read_from_the_files_of_a_checkpoint(tokenizer: Tokenizer) -> None:
-    for files in (
-        {"chat_template.jinja": TEMPLATE},
-        {"tokenizer_config.json": json.dumps({"chat_template": TEMPLATE})},
-    ):
-        config = PretrainedConfig(211, task="language-model", files=files)
-        assert end_token(config, tokenizer) == tokenizer.token_to_id("<|im_end|>")
-    assert read_chat_template(PretrainedConfig(211, task="language-model")) is None
-    with pytest.raises(UsageError, match="the chat template of the checkpoint cannot be used: it is not valid Jinja"):
-        read_chat_template(PretrainedConfig(211, task="language-model", files={"chat_template.jinja": "{% for"}))
-
-
 def test_special_tokens_are_variables_of_the_template(tokenizer: Tokenizer) -> None:
-    files = {
-        "chat_template.jinja": LLAMA_2,
-        "special_tokens_map.json": '{"bos_token": {"content": "<s>"}, "eos_token": "</s>"}',
-    }
-    config = PretrainedConfig(211, task="language-model", files=files)
+    chat = {"program": LLAMA_2, "tokens": {"bos_token": "<s>", "eos_token": "</s>"}}
+    config = PretrainedConfig(211, task="language-model", chat=chat)
     assert end_token(config, tokenizer) == tokenizer.token_to_id("</s>")
+    assert read_chat_template(PretrainedConfig(211, task="language-model")) is None
 
 
 def test_records_are_encoded(tokenizer: Tokenizer) -> None:
-    config = PretrainedConfig(211, task="language-model", files={"chat_template.jinja": TEMPLATE}, eos_id=2)
+    config = PretrainedConfig(211, task="language-model", chat={"program": TEMPLATE}, eos_id=2)
     text, dialogue = encode_records(config, tokenizer, [TextRecord("ab"), DialogueRecord(DIALOGUE)])
     assert text == ([*tokenizer.encode("ab").ids, 2], [0, 1, 1])
     assert dialogue == encoder(TEMPLATE, tokenizer).encode(DIALOGUE)
     with pytest.raises(UsageError, match="no chat template for dialogues"):
-        encode_records(dataclasses.replace(config, files={}), tokenizer, [DialogueRecord(DIALOGUE)])
+        encode_records(dataclasses.replace(config, chat={}), tokenizer, [DialogueRecord(DIALOGUE)])

@@ -9,6 +9,7 @@ import pytest
 from sightline.model.data.corpus import MAX_DEV_RECORDS, MAX_LABELS, Corpus, open_corpus
 from sightline.model.data.formats import CorpusError
 from sightline.model.data.records import TASK_NAMES, LabelledRecord, PairRecord, TaskName, TextRecord, texts_of
+from tests.support.tables import read_table
 
 
 def write(folder: Path, files: Mapping[str, str]) -> Path:
@@ -120,19 +121,7 @@ def test_languages_of_options_are_recorded_for_other_formats(tmp_path: Path) -> 
     assert open_corpus(folder, "translation").languages is None
 
 
-@pytest.mark.parametrize(
-    ("files", "task", "problem"),
-    [
-        (["train.jsonl", "train.csv"], "classification", "two candidates for train, train.jsonl and train.csv"),
-        (["train.txt", "train.tsv"], "language-model", "two candidates for train, train.tsv and train.txt"),
-        (["train.tsv", "val.tsv", "dev.tsv"], "classification", "two candidates for dev, dev.tsv and val.tsv"),
-        (
-            ["train.jsonl", "train.de", "train.en"],
-            "translation",
-            "two candidates for train, train.jsonl and train.de and train.en",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("files", "task", "problem"), read_table(__file__))
 def test_two_candidates_for_a_split_are_an_error_that_names_both(
     tmp_path: Path, files: list[str], task: TaskName, problem: str
 ) -> None:

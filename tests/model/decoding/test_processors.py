@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from sightline.model.decoding.processors import NO_PROCESSORS, LogitsProcessors, penalised, repeating_tokens
+from tests.support.tables import read_table
 
 END = 1
 SCORES = np.array([-2.0, 0.5, 3.0, -1.0, 0.0, 2.0], np.float32)
@@ -21,19 +22,7 @@ def test_each_token_of_prompt_and_output_is_penalised_once() -> None:
     np.testing.assert_array_equal(SCORES, [-2.0, 0.5, 3.0, -1.0, 0.0, 2.0])
 
 
-@pytest.mark.parametrize(
-    ("read", "size", "expected"),
-    [
-        ([0, 5, 6, 5], 0, []),
-        ([0, 5, 6, 5], 1, [0, 5, 6, 5]),
-        ([0, 5, 6, 5], 2, [6]),
-        ([0, 5, 6, 5, 7, 5], 2, [6, 7]),
-        ([0, 5, 6, 5, 6], 3, [5]),
-        ([0, 5, 6, 5], 3, []),
-        ([0], 2, []),
-        ([0], 4, []),
-    ],
-)
+@pytest.mark.parametrize(("read", "size", "expected"), read_table(__file__))
 def test_a_repeated_ngram_is_forbidden(read: list[int], size: int, expected: list[int]) -> None:
     assert repeating_tokens(read, size) == expected
 

@@ -2,6 +2,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,7 @@ from tokenizers import Tokenizer
 
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.factory import build_model
-from sightline.model.architectures.llama import Llama
-from sightline.model.config import CausalConfig, PretrainedConfig
+from sightline.model.config import CausalConfig
 from sightline.model.data.chat_format import CHAT_TOKENS, IM_END
 from sightline.model.data.encoding import encode, encode_prompt
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord
@@ -18,8 +18,7 @@ from sightline.model.data.tokenizer_training import decode_ids, special_id, trai
 from sightline.model.decoding.reference import greedy, pytorch_steps
 from sightline.model.evaluation import language
 from sightline.model.evaluation.language import answer_dialogues, evaluate_language, likelihood, perplexity
-from sightline.model.training.start import start_from
-from tests.model.pretrained_folders import LINES, TEMPLATE, write_decoder
+from tests.model.pretrained_folders import LINES, TEMPLATE, begin, write_decoder
 
 QUESTIONS = ("How are you?", "Where is the dog?", "And the cat?")
 
@@ -114,10 +113,11 @@ def test_text_after_the_end_token_is_no_part_of_a_reply(
     after_end: str, eos_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The template ends a reply with token 4; the configuration may have another end token."""
-    write_decoder(tmp_path, template=TEMPLATE.replace(LINES, LINES.replace("<|im_end|>\n", f"<|im_end|>{after_end}")))
-    start = start_from(tmp_path, "language-model")
-    assert isinstance(start.config, PretrainedConfig)
-    model = build_model(dataclasses.replace(start.config, eos_id=eos_id)).eval()
+    write_decoder(
+        tmp_path / "from", template=TEMPLATE.replace(LINES, LINES.replace("<|im_end|>\n", f"<|im_end|>{after_end}"))
+    )
+    start, _ = begin(tmp_path / "from", "language-model")
+    model: Any = build_model(dataclasses.replace(start.config, eos_id=eos_id)).eval()
 
     def perfect(model: object, prompts: Sequence[list[int]], end_ids: Collection[int], limit: int) -> list[list[int]]:
         ids = start.tokenizer.encode("Fine.").ids
@@ -126,7 +126,6 @@ def test_text_after_the_end_token_is_no_part_of_a_reply(
         return [continued[: min(length, limit)] for _ in prompts]
 
     monkeypatch.setattr(language, "continue_greedily", perfect)
-    assert isinstance(model, Llama)
     records = [dialogue("How are you?", "Fine."), dialogue("x", "y")]
     assert evaluate_language(model, start.tokenizer, records).metrics["exact answers"] == 50
 

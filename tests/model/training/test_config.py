@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -8,35 +7,10 @@ from typing import Any
 import pytest
 
 from sightline.model.training.train_config import TrainConfig, read_train_config
+from tests.support.tables import read_table
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"peak_learning_rate": math.nan}, "peak_learning_rate must be a finite number, got nan"),
-        ({"peak_learning_rate": math.inf}, "peak_learning_rate must be a finite number, got inf"),
-        ({"peak_learning_rate": -1.0}, "peak_learning_rate must be greater than 0 and at most 1, got -1.0"),
-        ({"peak_learning_rate": 0.0}, "peak_learning_rate must be greater than 0 and at most 1, got 0.0"),
-        ({"clip_norm": 0.0}, "clip_norm must be greater than 0, got 0.0"),
-        ({"clip_norm": math.nan}, "clip_norm must be a finite number, got nan"),
-        ({"label_smoothing": math.nan}, "label_smoothing must be a finite number, got nan"),
-        ({"label_smoothing": 0.95}, "label_smoothing must be at least 0 and at most 0.9, got 0.95"),
-        ({"max_length_tokens": 0}, "max_length_tokens must be at least 1, got 0"),
-        ({"max_length_tokens": 4097}, r"max_length_tokens must be at most batch_tokens \(4096\), got 4097"),
-        ({"average_last": 0}, "average_last must be at least 1, got 0"),
-        ({"precision": "float16"}, "precision must be one of float32, bfloat16, got float16"),
-        ({"seed": -1}, "seed must be between 0 and 4294967295, got -1"),
-        ({"seed": 2**32}, "seed must be between 0 and 4294967295, got 4294967296"),
-        ({"seed": True}, "seed must be of type int, got True"),
-        ({"max_epochs": 1.5}, "max_epochs must be of type int, got 1.5"),
-        ({"max_minutes": -1.0}, "max_minutes must be at least 0, got -1.0"),
-        ({"checkpoint_minutes": math.nan}, "checkpoint_minutes must be a finite number, got nan"),
-        ({"accumulate": 0}, "accumulate must be at least 1, got 0"),
-        ({"evaluate_epochs": 0}, "evaluate_epochs must be at least 1, got 0"),
-        ({"threads": -1}, "threads must be at least 0, got -1"),
-        ({"checkpoint_steps": -1}, "checkpoint_steps must be at least 0, got -1"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), read_table(__file__))
 def test_settings_that_cannot_train_are_rejected_in_python_and_in_files(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:

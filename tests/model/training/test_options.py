@@ -23,6 +23,7 @@ from sightline.model.training.options import (
     values_of,
 )
 from sightline.model.training.train_config import TrainConfig
+from tests.support.tables import read_table
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)
@@ -42,25 +43,7 @@ def test_every_option_is_explained_in_lines_above_it() -> None:
         assert comment.endswith(f" Default: {' '.join(describe(field)[1].split())}.")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("dropout = 1", "options.toml: dropout must be a number from 0 to 0.9, or auto, got '1'"),
-        ('epochs = "many"', "epochs must be a whole number, at least 1, or auto, got 'many'"),
-        ("epochs = true", "epochs must be a whole number, at least 1, or auto, got 'true'"),
-        ("epochs = 2.5", "epochs must be a whole number"),
-        ("dropout = nan", "dropout must be a number"),
-        ('size = "huge"', "size must be one of auto, tiny, small, base, got 'huge'"),
-        ('seed = "auto"', "seed must be a whole number from 0 to 4294967295, got 'auto'"),
-        ("epoch = 3", "unknown key epoch (did you mean epochs?)"),
-        ("multi_label = true", "unknown key multi_label"),
-        ('task = "encoder"', 'is for the task "encoder", not translation; use a file of this task'),
-        ("epochs = ", "is not a TOML file"),
-        ('source = "e n"', "source must be a BCP 47 tag such as en, de-CH, zh-Hans or x-mine"),
-        ('source = "x"', "source must be a BCP 47 tag"),
-        ('source = "deutsch"', "source must be a BCP 47 tag"),  # which the export would refuse
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), read_table(__file__))
 def test_a_wrong_file_is_refused_with_its_name_and_the_allowed_values(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "options.toml"
     path.write_text(text, encoding="utf-8")
@@ -78,12 +61,6 @@ def test_languages_are_tags_that_a_bundle_can_have(tag: str, tmp_path: Path) -> 
     assert not tag or languages_of((tag, "fr")).sources[0].lower() == tag.lower()
     path.write_text('source = "question"\n', encoding="utf-8")
     assert read_options(path, "encoder") == {"source": "question"}  # only an ending
-
-
-def test_a_translation_starts_only_from_a_run() -> None:
-    texts = {task: kind.model_fields["from_"].description for task, kind in OPTIONS.items()}
-    assert texts.pop("translation") == "start from the weights of a run"
-    assert set(texts.values()) == {"start from the weights of a run, or of a third-party checkpoint in a folder"}
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

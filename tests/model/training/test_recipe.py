@@ -122,14 +122,14 @@ def test_each_choice_has_a_reason() -> None:
         assert part in text
 
 
-def test_trained_weights_get_small_steps_and_few_epochs() -> None:
+def test_trained_weights_get_small_steps_until_the_dev_loss_stops_falling() -> None:
     fresh = chosen("classification", 1_000).config
     model = ClassifierConfig(1000)
     started = chosen("classification", 1_000, model=model, start="checkpoint").config
     continued = chosen("classification", 1_000, model=model, start="run").config
     assert 2e-5 <= started.peak_learning_rate <= 5e-5 < continued.peak_learning_rate < fresh.peak_learning_rate
-    assert started.max_epochs <= 10
-    assert started.evaluate_epochs == 1 and started.label_smoothing == 0
+    assert started.max_epochs <= 30 and started.patience_epochs == 3 * started.evaluate_epochs
+    assert started.evaluate_epochs == 2 and started.label_smoothing == 0
     updates = started.max_epochs * -(-1_000 * 15 // started.batch_tokens)
     assert started.warmup_steps == pytest.approx(updates / 10, abs=1)
     assert continued.max_epochs < fresh.max_epochs

@@ -89,7 +89,7 @@ def test_a_run_says_what_it_does_and_how_good_it_is(tmp_path: Path, capsys: pyte
     )
     assert lines[1] == "  a → b"
     assert "BLEU 31.25" in lines[2]
-    assert lines[-1].startswith("finished: 2 epochs done; lowest dev loss ")
+    assert lines[-1].startswith("finished: 2 epochs done, but the dev loss was still decreasing: train longer; lowest ")
     assert lines[-1].endswith(f"checkpoints: {tmp_path / 'averaged'} and {tmp_path / 'best'}")
     rows = read_log(tmp_path)
     assert rows[2]["metrics"] == {"BLEU": 31.25, "chrF": 50.0}

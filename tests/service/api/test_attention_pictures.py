@@ -13,6 +13,7 @@ from sightline.service.inference.maps import TargetAttention
 from sightline.service.inference.picture import View, draw
 from sightline.service.parameters import AttentionSelection
 from tests.service.conftest import MakeBackend, Start, classifying, with_alignment
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 
@@ -24,16 +25,7 @@ def titles(svg: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-@pytest.mark.parametrize(
-    ("fields", "title"),
-    [
-        ({}, "fake: Cross-attention, layer 1, mean of 2 heads"),
-        ({"draw": "alignment", "layers": [0], "heads": [1]}, "fake: Cross-attention, layer 0, head 1"),
-        ({"kinds": ["decoder"], "reduce": "max"}, "fake: Decoder self-attention, layer 1, maximum of 2 heads"),
-        ({"kinds": ["encoder"], "draw": "heads"}, "fake: Encoder self-attention"),
-        ({"targets": "a dog", "units": "words"}, "fake: Cross-attention, layer 1, mean of 2 heads"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "title"), read_table(__file__))
 async def test_clients_that_accept_svg_get_a_picture(start: Start, fields: dict[str, Any], title: str) -> None:
     async with start() as running:
         response = await running.client.post(PATH, json={"inputs": "a dog", **fields}, headers=SVG)

@@ -18,6 +18,7 @@ import pytest
 from sightline.service import logs
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until, with_heads
 from tests.support.fake_runner import Faults
+from tests.support.tables import read_table
 
 LONG = {"min_new_tokens": 60, "max_new_tokens": 60}
 
@@ -45,18 +46,7 @@ def parsed(frames: list[str]) -> list[Any]:
     return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {},
-        {"max_new_tokens": 4},
-        {"do_sample": True, "seed": 3},
-        {"stop": ["a", "q"]},
-        {"target_prefix": "a Hund", "top_logprobs": 2, "return_attention": {"kinds": ["cross"], "encoding": "base64"}},
-        {"target_prefix": ["a", "x" * 62, "naïve 🙂"], "stop": ["a", "q"], "return_attention": True},
-        {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "suppress_tokens": [2, 9], "max_new_tokens": 20},
-    ],
-)
+@pytest.mark.parametrize("parameters", read_table(__file__))
 def test_a_stream_equals_the_whole_response(serve: Serve, parameters: dict[str, Any]) -> None:
     with serve() as wire:
         inputs = ["a dog", "Hund", "naïve 🙂"]

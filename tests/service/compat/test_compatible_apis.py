@@ -22,6 +22,7 @@ from sightline.service.settings import COMPATIBLE_APIS, SettingsError, make_sett
 from sightline.service.tasks.generate import GenerateBody, NativeEventEncoder
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, add_endpoint, responses_of, until
 from tests.support.fake_runner import Faults
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 NAMES = tuple(COMPATIBLE_APIS)
@@ -224,18 +225,7 @@ async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running
     assert [one["$ref"].rsplit("/", 1)[1] for one in shapes] == ["ErrorResponse", "PlainError"]
 
 
-@pytest.mark.parametrize(
-    ("field", "index", "expected"),
-    [
-        ("max_new_tokens", None, "max_tokens"),
-        ("stop", None, "stop"),
-        ("stop", 1, "stop[1]"),
-        ("inputs", None, "prompt"),
-        ("inputs", 3, "first"),
-        ("inputs", 7, "prompt[7]"),
-        ("ids[3]", 5, "ids[3][5]"),
-    ],
-)
+@pytest.mark.parametrize(("field", "index", "expected"), read_table(__file__))
 async def test_canonical_field_names_are_replaced_by_those_of_the_api(
     field: str, index: int | None, expected: str
 ) -> None:

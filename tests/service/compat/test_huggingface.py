@@ -13,6 +13,7 @@ from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.http.dispatch import EndpointRoute
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import fake_manifest
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 
@@ -33,16 +34,7 @@ async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Runn
         yield running
 
 
-@pytest.mark.parametrize(
-    ("model", "path", "body"),
-    [
-        ("judge", "/predict", {"inputs": "a dog"}),
-        ("judge", "/predict", {"inputs": [["a dog"], ["x"]], "truncate": True}),
-        ("judge", "/predict", {"inputs": "a dog", "parameters": {"top_k": 2}}),
-        ("vectors", "/embed", {"inputs": ["a dog", "x"], "normalize": False}),
-        ("fake", "/generate", {"inputs": "a dog", "stream": True}),
-    ],
-)
+@pytest.mark.parametrize(("model", "path", "body"), read_table(__file__))
 async def test_the_task_of_the_model_chooses_the_route(
     running: Running, model: str, path: str, body: dict[str, Any]
 ) -> None:

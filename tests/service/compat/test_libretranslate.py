@@ -9,6 +9,7 @@ import pytest
 
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, with_languages
 from tests.support.fake_runner import Faults
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 
@@ -77,17 +78,7 @@ async def test_beams_that_differ_only_in_tokens_are_one_text(start: Start, trans
         assert [response["translatedText"], *response["alternatives"]] == list(dict.fromkeys(texts))
 
 
-@pytest.mark.parametrize(
-    ("pairs", "default", "source", "expected"),
-    [
-        ({"b": "en-de", "c": "en-de"}, None, "en", "b"),
-        ({"b": "en-de", "c": "en-de"}, "c", "en", "c"),
-        ({"b": "en-de", "c": "fr-de"}, "b", "fr", "c"),
-        ({"b": "en-fr", "c": "en-de"}, "b", "en", "c"),
-        ({"b": "en-de", "c": "en-de"}, "c", "auto", "c"),
-        ({"b": "en-fr", "c": "de-en", "d": "en-de"}, "b", "auto", "d"),
-    ],
-)
+@pytest.mark.parametrize(("pairs", "default", "source", "expected"), read_table(__file__))
 async def test_the_default_model_is_used_if_it_has_the_languages_or_else_the_first_by_name(
     start: Start, translating: Translating, pairs: dict[str, str], default: str | None, source: str, expected: str
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from sightline.base.bundle import BundleError
 from tests.service.conftest import MakeBackend, Running, Start, generate, until
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 LONG = {"min_new_tokens": 60, "max_new_tokens": 60}
@@ -110,17 +111,7 @@ async def test_a_name_is_never_a_path_or_a_url(start: Start, make_backend: MakeB
         assert running.backend.repository.loads == []
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"parameters": {"config": "{}"}},
-        {"parameters": {"file:1/model.onnx": "AAAA"}},
-        {"parameters": {"path": "/tmp/one"}},
-        {"path": "/tmp/one"},
-        {"url": "http://host/one"},
-        {"parameters": None},
-    ],
-)
+@pytest.mark.parametrize("body", read_table(__file__))
 async def test_paths_and_configurations_are_rejected(start: Start, make_backend: MakeBackend, body: Any) -> None:
     async with two_models(start, make_backend) as running:
         for verb in ("load", "unload"):

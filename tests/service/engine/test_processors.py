@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sightline.service.engine import processors as functions
 from sightline.service.engine.processors import changes_scores, make_processors, process
 from sightline.service.parameters import GenerateParameters
+from tests.support.tables import read_table
 
 START, END = 1, 2
 SCORES = [-2.0, 0.5, 3.0, -1.0, 0.0, 2.0]
@@ -50,21 +51,7 @@ def test_a_forbidden_token_stays_forbidden_when_it_is_penalised() -> None:
     assert changed(partial(functions.penalize_repetition, 2.0), [-math.inf, 1.0], [0]) == [-math.inf, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("read", "size", "expected"),
-    [
-        ([1, 5, 3, 5], 1, [1, 3, 5]),
-        ([1, 5, 3, 5], 2, [3]),
-        ([1, 5, 3, 5, 4, 5], 2, [3, 4]),
-        ([1, 5, 3, 5, 3], 3, [5]),
-        ([1, 5, 3, 5], 3, []),
-        ([5, 5], 2, [5]),  # n-grams overlap
-        ([1], 2, []),
-        ([1], 9, []),
-        ([1, 5, 3], 4, []),  # as long as all inputs and the next token together
-        ([1, 5, 3], 60_000, []),
-    ],
-)
+@pytest.mark.parametrize(("read", "size", "expected"), read_table(__file__))
 def test_an_ngram_is_not_repeated(read: list[int], size: int, expected: list[int]) -> None:
     assert forbidden(partial(functions.forbid_ngrams, size), read) == expected
 

@@ -16,6 +16,7 @@ from sightline.service.api_errors import ApiError, Limit
 from sightline.service.http import connections
 from sightline.service.http.connections import ConnectionLimits, network_of
 from tests.service.conftest import Serve, Wire, read_all, wait_until
+from tests.support.tables import read_table
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -113,18 +114,7 @@ def test_another_address_has_connections_of_its_own(serve: Serve) -> None:
         check(rejection(wire), "This address has 1 open connections")
 
 
-@pytest.mark.parametrize(
-    ("address", "network"),
-    [
-        ("192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
-        ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("address", "network"), read_table(__file__))
 def test_an_ipv6_network_counts_as_one_client(address: str, network: str) -> None:
     assert network_of(address) == network
 

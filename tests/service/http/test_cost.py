@@ -15,6 +15,7 @@ import pytest
 
 from lab.bench.server import free_port
 from tests.service.conftest import Serve, wait_until
+from tests.support.tables import read_table
 
 MAX_FUNCTIONS, MAX_FILES = 109, 22  # they may only fall
 # The service, whose main thread notes the functions of the product that it enters. SIGUSR1 begins a
@@ -71,22 +72,7 @@ def test_a_call_and_a_health_check_enter_few_functions_in_few_files(tmp_path: Pa
     assert len(files) <= MAX_FILES, files
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/v1/generate", {"inputs": "a dog"}, 200),
-        ("/v1/generate", {"inputs": ["a dog", "a"], "parameters": {"num_beams": 2, "return_attention": True}}, 200),
-        ("/v1/generate", {"inputs": "a dog", "stream": True}, 200),
-        ("/v1/attention", {"inputs": "a dog"}, 200),
-        ("/v1/encode", {"inputs": "a dog"}, 200),
-        ("/v1/score", {"inputs": "a dog", "targets": "a"}, 200),
-        ("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "a dog"}]}, 400),
-        ("/v1/completions", {"model": "fake", "prompt": "a dog", "stream": True}, 200),
-        ("/v1/generate", {"inputs": "a dog", "parameters": {"num_beams": -1}}, 422),
-        ("/v1/generate", {"inputs": "a dog " * 100}, 422),
-        ("/v1/nothing", {}, 404),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "status"), read_table(__file__))
 def test_a_call_leaves_nothing_to_the_garbage_collector(
     serve: Serve, path: str, body: dict[str, Any], status: int
 ) -> None:

@@ -28,21 +28,15 @@ GET_PATHS = (
     *("/v1/models", "/v1/models/{model_id}", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"),
     *("/api/ps", "/api/tags", "/api/version", "/info", "/languages"),
 )
+OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
 POST_PATHS = (
+    *OPENAI_PATHS,
     *(f"/v1/{name}" for name in ("generate", "score", "encode", "attention", "align", "classify", "similar", "rerank")),
     *(f"/v1/{name}" for name in ("tag", "answer", "fill-mask", "tokenize", "detokenize")),
-    *(
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/responses",
-        "/v1/embeddings",
-        "/v2/rerank",
-        "/v2/repository/index",
-    ),
     *(f"/v2/repository/models/{{model_name}}/{verb}" for verb in ("load", "unload")),
     *(f"/api/{name}" for name in ("generate", "chat", "embed", "embeddings", "show")),
     *("/", "/generate", "/generate_stream", "/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict"),
-    *("/rerank", "/tokenize", "/decode", "/translate"),
+    *("/rerank", "/tokenize", "/decode", "/translate", "/v2/rerank", "/v2/repository/index"),
 )
 ROUTES = {
     *(("get", path) for path in GET_PATHS),
@@ -56,7 +50,6 @@ ROUTES = {
         )
     ),
 }
-OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
 
 
 def test_openapi_has_every_route(openapi: Any) -> None:

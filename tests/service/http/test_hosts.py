@@ -6,31 +6,12 @@ from sightline.service.http.hosts import AllowedHosts
 from sightline.service.http.http_call import POLLED_ROUTES
 from sightline.service.settings import Settings
 from tests.service.conftest import Start
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize(
-    ("settings", "allowed", "rejected"),
-    [
-        (
-            {},
-            ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "127.1.2.3", "[::1]", "[::1]:80"],
-            [
-                *("evil.example", "127.0.0.1.evil.example", "localhost.evil.example"),
-                *("192.168.0.1", "0.0.0.0", "[::2]:80", ""),
-            ],
-        ),
-        ({"host": "::1"}, ["localhost", "[::1]:8000"], ["evil.example"]),
-        ({"host": "0.0.0.0"}, ["localhost", "evil.example", "10.0.0.7:8000"], []),
-        (
-            {"host": "0.0.0.0", "allowed_hosts": "models.example.org, *.Example.com"},
-            ["models.example.org:443", "models.example.org.", "a.example.com", "a.b.EXAMPLE.com:1", "127.0.0.1"],
-            ["example.org", "example.com", "xexample.com", "10.0.0.7"],
-        ),
-        ({"allowed_hosts": "*"}, ["evil.example"], []),
-    ],
-)
+@pytest.mark.parametrize(("settings", "allowed", "rejected"), read_table(__file__))
 def test_a_host_is_allowed_by_its_name(settings: dict[str, str], allowed: list[str], rejected: list[str]) -> None:
     hosts = AllowedHosts(Settings(**settings).allowed_host_names)  # type: ignore[arg-type]
     for _ in range(2):  # the second time, the answers are remembered

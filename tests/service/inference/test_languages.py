@@ -11,6 +11,7 @@ from sightline.base.text.languages import find_language, language_name
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.engine.request import GenerateRequest
 from tests.service.conftest import MakeBackend, Running, Start, changed, generate, multilingual_backend
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 
@@ -177,36 +178,11 @@ async def test_an_input_may_be_as_long_as_fits_after_the_prefix(running: Running
             assert (await running.post("/v1/generate", body)).status_code == (422 if extra else 200)
 
 
-@pytest.mark.parametrize(
-    ("tag", "name"),
-    [
-        ("en", "English"),
-        ("pt-BR", "Brazilian Portuguese"),
-        ("zho-Hans", "Simplified Chinese"),
-        ("ace-Arab", "Acehnese (Arabic)"),
-        ("sr-Cyrl-ME", "Serbian (Cyrillic, Montenegro)"),
-        ("qqq", "qqq"),
-    ],
-)
+@pytest.mark.parametrize(("tag", "name"), read_table(__file__, "names"))
 def test_names_of_languages(tag: str, name: str) -> None:
     assert language_name(tag) == name
 
 
-@pytest.mark.parametrize(
-    ("tag", "available", "expected"),
-    [
-        ("en", ["de", "en"], "en"),
-        ("EN", ["de", "en"], "en"),
-        ("en-GB", ["de", "en"], "en"),
-        ("en_XX", ["en-GB", "en"], "en"),
-        ("eng_Latn", ["en"], "en"),
-        ("en", ["deu-Latn", "eng-Latn"], "eng-Latn"),
-        ("zh", ["zh-Hans", "zh-Hant"], "zh-Hans"),
-        ("zh-Hant", ["zh", "zh-Hant"], "zh-Hant"),
-        ("e", ["en"], None),
-        ("fr", ["en"], None),
-        ("", ["en"], None),
-    ],
-)
+@pytest.mark.parametrize(("tag", "available", "expected"), read_table(__file__, "tags"))
 def test_a_language_is_found_by_its_tag(tag: str, available: list[str], expected: str | None) -> None:
     assert find_language(tag, available) == expected

@@ -12,6 +12,7 @@ from sightline.service.constraints import Constraint
 from sightline.service.inference.masks import compiler_of
 from tests.base.text.kinds import KINDS
 from tests.service.conftest import byte_level_tokenizer
+from tests.support.tables import read_table
 
 END = 2
 MORE_LOGITS = 5  # than the tokenizer has ids
@@ -112,23 +113,7 @@ def test_hostile_constraints_are_refused_or_end(
         matcher.update(int(ids[-1]))
 
 
-@pytest.mark.parametrize(
-    ("constraint", "message"),
-    [
-        (
-            {"json_schema": {"type": "array", "uniqueItems": True, "contains": {}}},
-            "It uses keywords that are not supported: contains, uniqueItems.",
-        ),
-        (
-            {"json_schema": {"uniqueItems": True, "x-guidance": {"lenient": True}}},
-            "It uses keywords that are not supported: uniqueItems.",
-        ),
-        ({"json_schema": {"type": "string", "format": "secret text"}}, "It cannot be used: Unknown format: …."),
-        ({"json_schema": {"$ref": "#/$defs/secret"}}, "It cannot be used: Pointer … does not exist."),
-        ({"regex": "secret text["}, "It cannot be used: unclosed character class."),
-        ({"lark": 'x: "secret text"'}, "It cannot be used: no start rule found."),
-    ],
-)
+@pytest.mark.parametrize(("constraint", "message"), read_table(__file__))
 def test_errors_name_the_reason_without_text_of_the_client(
     tokenizer: TextTokenizer, constraint: dict[str, Any], message: str
 ) -> None:

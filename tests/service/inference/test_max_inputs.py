@@ -10,25 +10,11 @@ import pytest
 
 from tests.service.conftest import MakeBackend, Start, classifying, reading_examples, until
 from tests.support.fake_runner import Faults
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 
-CALLS: list[tuple[str, str, dict[str, Any]]] = [
-    ("/v1/generate", "inputs", {"parameters": {"max_new_tokens": 1}}),
-    ("/v1/generate", "inputs", {"stream": True, "parameters": {"max_new_tokens": 1}}),
-    ("/v1/attention", "inputs", {"kinds": ["cross"], "parameters": {"max_new_tokens": 1}}),
-    ("/v1/align", "inputs", {"parameters": {"max_new_tokens": 1}}),
-    ("/v1/score", "inputs", {}),
-    ("/v1/encode", "inputs", {}),
-    ("/v1/classify", "inputs", {"model": "judge"}),
-    ("/v1/tokenize", "inputs", {}),
-    ("/v1/detokenize", "ids", {}),
-    ("/v1/completions", "prompt", {"max_tokens": 1}),
-    ("/v1/embeddings", "input", {}),
-    ("/translate", "q", {"source": "en", "target": "de"}),
-    ("/embed", "inputs", {}),
-    ("/decode", "ids", {}),
-]
+CALLS: list[tuple[str, str, dict[str, Any]]] = read_table(__file__)
 
 
 def body_of(path: str, field: str, options: dict[str, Any], count: int) -> dict[str, Any]:

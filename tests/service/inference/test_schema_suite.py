@@ -34,19 +34,8 @@ CLOSING = '"]}0,'  # tokens with these characters are likely, so that most texts
 @pytest.fixture(scope="module")
 def schemas(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("suite")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--no-binary",
-        ":all:",
-        "-d",
-        str(folder),
-        SUITE,
-    ]
+    options = ("-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder))
+    command = [sys.executable, "-m", "pip", "download", *options, SUITE]
     if subprocess.run(command, check=False).returncode:
         pytest.skip("the package index cannot be reached")
     (archive,) = Path(folder).iterdir()

@@ -14,6 +14,7 @@ from sightline.service.engine.worker import RequestFuture, Worker
 from sightline.service.inference.admission import AdmissionController, Reservation
 from tests.service.conftest import FakeBackend, MakeBackend, Start, changed, generate, until, with_languages
 from tests.support.fake_runner import Faults
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.anyio
 
@@ -34,16 +35,7 @@ def translating(make_backend: MakeBackend) -> Translating:
     return make
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {},
-        {"max_new_tokens": 3},
-        {"num_beams": 4, "num_return_sequences": 3, "top_logprobs": 2},
-        {"do_sample": True, "seed": 5, "num_return_sequences": 2},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("parameters", read_table(__file__, "parameters"), ids=str)
 async def test_outputs_join_those_of_the_sentences(
     start: Start, translating: Translating, parameters: dict[str, Any]
 ) -> None:
@@ -96,17 +88,7 @@ def warnings_about(*params: str) -> list[dict[str, str]]:
     return [{"code": "several_sentences", "message": message.format(param), "param": param} for param in params]
 
 
-@pytest.mark.parametrize(
-    ("inputs", "params"),
-    [
-        ("A dog. A man!", ["inputs"]),
-        ("A dog\na man", ["inputs"]),
-        (["A dog.", "A dog. A man.", "  A man!\n"], ["inputs[1]"]),
-        ("A dog.", []),
-        ("\n A dog!! \n", []),
-        ("Dr. Smith sleeps.", []),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "params"), read_table(__file__, "warnings"))
 async def test_several_sentences_in_a_text_that_is_not_split_are_a_warning(
     start: Start, of_sentences: FakeBackend, inputs: Any, params: list[str]
 ) -> None:

@@ -20,8 +20,6 @@ TARGETS = [[1, 45, 67, 12, 13, 14], [1, 9, 8, 7, 6, 5], [1, 21, 22, 23, 24, 25]]
 CLOSE = 2e-2  # of log-probabilities in float16
 OUTPUTS = ("logits", "logprobs", "top_logprobs", "top_ids", "cross_attention", "decoder_attention")
 
-Steps = list[Mapping[str, NDArray[np.float32]]]
-
 
 @pytest.fixture(scope="module")
 def folder(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

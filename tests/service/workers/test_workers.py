@@ -22,6 +22,7 @@ from sightline.service.workers import shares
 from sightline.service.workers.shares import max_workers, share_of
 from tests.service.conftest import wait_until
 from tests.service.workers.conftest import Load, Run, WorkerService, copy_bundle
+from tests.support.tables import read_table
 
 GENERATE = {"inputs": "A man sleeps.", "parameters": {"max_new_tokens": 8}}
 
@@ -377,17 +378,7 @@ def test_the_gauges_of_the_settings_that_workers_share_are_added() -> None:
     assert changed == SHARED_SETTINGS
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"workers": 3}, 3),
-        ({}, 4),
-        ({"threads": 2}, 2),
-        ({"threads": 3}, 1),
-        ({"provider": "cuda"}, 1),
-        ({"bundles": "nowhere"}, 1),
-    ],
-)
+@pytest.mark.parametrize(("settings", "expected"), read_table(__file__))
 def test_workers_are_as_many_as_cores_unless_set(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], expected: int
 ) -> None:
