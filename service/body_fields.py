@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Literal, ParamSpec, Self, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -17,7 +17,6 @@ from pydantic import (
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     PlainValidator,
-    TypeAdapter,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -83,10 +82,15 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
+    EXAMPLES: ClassVar[Sequence[Mapping[str, Any]]] = ()  # of the OpenAPI document
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler(core_schema)
-        describe_optional_fields(handler.resolve_ref_schema(schema))
+        resolved = handler.resolve_ref_schema(schema)
+        describe_optional_fields(resolved)
+        if cls.EXAMPLES:
+            resolved["examples"] = list(cls.EXAMPLES)
         return schema
 
 
@@ -175,10 +179,8 @@ def check_text(value: Any, *path: int, allow_blank: bool = False) -> str:
 
 def check_texts(value: Any, *, allow_blank: bool = False) -> Texts:
     """Check the value of a field that holds one text or a list of them."""
-    if isinstance(value, str) and (allow_blank or value.strip()):
-        return Texts((value,), is_list=False)
     if isinstance(value, str):
-        check_text(value)
+        return Texts.one(check_text(value, allow_blank=allow_blank))
     if not isinstance(value, list):
         raise field_error("invalid_parameter", "It must be a string or a list of strings.")
     if not value:
@@ -323,7 +325,7 @@ def validate(document: dict[str, Any], model: type[Model], *, is_strict: bool = 
     try:
         return model.model_validate(document, strict=None if is_strict else False)
     except ValidationError as error:
-        raise unknown_field(document, model) or first_error(error, kind=model) from None
+        raise unknown_field(document, model) or first_error(error, model) from None
 
 
 def construct(body: Callable[P, T], *args: P.args, **values: P.kwargs) -> T:
@@ -335,17 +337,6 @@ def construct(body: Callable[P, T], *args: P.args, **values: P.kwargs) -> T:
     kind = cast(Any, body)
     assert values.keys() <= kind.model_fields.keys()  # type checkers do not see names of a mapping
     return cast(T, kind.model_construct(**values))
-
-
-def validate_part(part: Any, adapter: TypeAdapter[T], kind: Any, *path: str) -> T:
-    """Validate the part of a request at `path`; errors about unknown fields need its type `kind`.
-
-    Raises `ApiError` for the first value that is not allowed.
-    """
-    try:
-        return adapter.validate_python(part)
-    except ValidationError as error:
-        raise first_error(error, path, kind) from None
 
 
 def unknown_field(document: dict[str, Any], kind: Any, *path: str) -> ApiError | None:
@@ -429,15 +420,14 @@ HINTS = {
 }
 
 
-def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = None) -> ApiError:
-    """Return the first error of a validation of a value at `path` of type `kind`."""
+def first_error(error: ValidationError, kind: type[BaseModel]) -> ApiError:
+    """Return the first error of a validation of a value of type `kind`."""
     errors = error.errors(include_url=False)
     # An unknown field first: a misspelled name also leaves the intended field missing.
     first = next((details for details in errors if details["type"] == UNKNOWN_FIELD), errors[0])
-    context, location = first.get("ctx", {}), [*path, *first["loc"]]
+    context, location = first.get("ctx", {}), first["loc"]
     if first["type"] == UNKNOWN_FIELD:
-        owner = _type_at(kind, first["loc"][:-1])
-        return unknown_field_error(str(location[-1]), owner, location[:-1])
+        return unknown_field_error(str(location[-1]), _type_at(kind, location[:-1]), location[:-1])
     code: ErrorCode = "invalid_parameter"
     if first["type"] in ERRORS:  # raised by `field_error`
         code = first["type"]  # type: ignore[assignment]

@@ -4,26 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from sightline.base.bundle import MAX_BEAMS, GenerationDefaults, MapKind
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import (
-    MAX_ID,
-    MAX_INPUTS,
-    NULL,
-    NullsOmitted,
-    RequestBody,
-    TextOrTexts,
-    field_error,
-)
+from sightline.service.body_fields import MAX_ID, MAX_INPUTS, NULL, NullsOmitted, RequestBody, TextOrTexts, field_error
 from sightline.service.constraints import Constraint
 
 MAX_SEED = 2**53 - 1  # largest integer that every JSON reader keeps exact
@@ -39,7 +24,6 @@ MAX_TOP_LOGPROBS = 5
 DEFAULT_NEW_TOKENS = 128
 # Descriptions that several APIs share.
 DEFAULT_LENGTH = f"The default is {DEFAULT_NEW_TOKENS}, capped at the model's limit."
-STOP_STRINGS = f"Up to {MAX_STOP_STRINGS} strings that end the text and are cut from it."
 DECIMAL_ID = r"(0|[1-9][0-9]{0,9})"  # a token id as the key of an object
 
 Encoding = Literal["float", "base64"]
@@ -107,7 +91,7 @@ Stop = Annotated[
     WithJsonSchema(
         {
             "anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS}, NULL],
-            "description": STOP_STRINGS,
+            "description": f"Up to {MAX_STOP_STRINGS} strings that end the text and are cut from it.",
         }
     ),
 ]

@@ -230,16 +230,9 @@ async def show_model(call: Call, model_id: PathModel) -> ModelDetails:
     model, limits, memory = call.service.models[manifest.name], manifest.limits, NO_MEMORY
     shortlist = None if manifest.shortlist is None else manifest.shortlist.size
     if model.loaded is not None:
-        model_memory = model.loaded.memory()
-        memory = MemoryUse(
-            model_memory.weights,
-            model.max_rows,
-            model_memory.state_per_row,
-            model_memory.max_state,
-            model_memory.state_in_use,
-            model_memory.max_prefix_cache,
-            model_memory.prefix_cache_in_use,
-        )
+        used = model.loaded.memory()
+        state = used.state_per_row, used.max_state, used.state_in_use
+        memory = MemoryUse(used.weights, model.max_rows, *state, used.max_prefix_cache, used.prefix_cache_in_use)
     return ModelDetails(
         **vars(card_of(manifest, call.service.state_of(manifest.name))),
         license=manifest.license,

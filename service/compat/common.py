@@ -1,6 +1,6 @@
 """Parts that several compatibility APIs share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -35,13 +35,6 @@ Dimensions = Annotated[
 ]
 # Finish reasons of OpenAI and Ollama, by the service's own.
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
-
-
-async def model_of_body(
-    call: Call, name: str | None, task: Task, default_for: DefaultTask | None = None
-) -> ServedModel:
-    """Return the model that a body names, or the default model for a placeholder or no name."""
-    return await call.model(named_model(call, name), task, default_for)
 
 
 def named_model(call: Call, name: str | None) -> str | None:
@@ -113,12 +106,14 @@ def parameters_by_temperature(
     parameters = parameters_for(model, requested, stream=stream, is_lenient=True)
     if parameters.do_sample or temperature is not None or requested.get("num_beams", 1) > 1:
         return parameters
-    needs_samples = parameters.num_return_sequences > parameters.num_beams or any(
-        requested.get(name, getattr(NEUTRAL, name)) != getattr(NEUTRAL, name) for name in FILTERS
-    )
-    if not needs_samples:
-        return parameters
-    return parameters_for(model, {**requested, "do_sample": True}, stream=stream, is_lenient=True)
+    if parameters.num_return_sequences > parameters.num_beams or needs_samples(requested, FILTERS):
+        return parameters_for(model, {**requested, "do_sample": True}, stream=stream, is_lenient=True)
+    return parameters
+
+
+def needs_samples(requested: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Return True if a request sets one of these sampling parameters to a value with an effect."""
+    return any(name in requested and requested[name] != getattr(NEUTRAL, name) for name in names)
 
 
 def check_continues_prompt(model: ServedModel, path: str) -> None:

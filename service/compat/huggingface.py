@@ -58,7 +58,6 @@ PipelineTag = Literal[
     "feature-extraction",
 ]
 # A model with several of these tasks does the first of them at the base URL.
-MAIN_TASKS: tuple[Task, ...] = ("generate", "classify", "rerank", "tag", "answer", "fill-mask", "encode")
 PIPELINE_TAGS: dict[Task, PipelineTag] = {
     "generate": "text2text-generation",
     "classify": "text-classification",
@@ -183,7 +182,7 @@ def _default_manifest(call: Call, body: Mapping[str, Any]) -> Manifest:
 
 
 def _main_task(manifest: Manifest) -> Task:
-    return next(task for task in MAIN_TASKS if task in manifest.tasks)
+    return next(task for task in PIPELINE_TAGS if task in manifest.tasks)
 
 
 def _read(call: Call, body: TaskBody, kind: type[Body]) -> Body:
@@ -217,10 +216,7 @@ class Info:
     model_sha: Annotated[str, Field(description="Digest of the bundle's files.")]
     model_dtype: Annotated[str, Field(description="Data type of the weights.")]
     model_type: Annotated[ModelType, Field(description="Embedding model, classifier or reranker.")]
-    model_pipeline_tag: Annotated[
-        PipelineTag,
-        Field(description="Task of the model, in Hugging Face's terms."),
-    ]
+    model_pipeline_tag: Annotated[PipelineTag, Field(description="Task of the model, in Hugging Face's terms.")]
     max_concurrent_requests: Annotated[int, Field(description="Maximum sequences of one model that run or wait.")]
     max_input_length: Annotated[int, Field(description="Maximum tokens of an input.")]
     max_input_tokens: Annotated[int, Field(description="Maximum tokens of an input.")]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from sightline.service.api.endpoint import Call
@@ -42,11 +42,7 @@ class QuestionBody(RequestBody):
     inputs: Annotated[QuestionInputs, Field(description="Question and context.")]
     parameters: Annotated[QuestionParameters | None, Field(description="Options of the search.")] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"inputs": {"question": "Where does the dog run?", "context": "A dog runs in Berlin."}}]
-        }
-    )
+    EXAMPLES = ({"inputs": {"question": "Where does the dog run?", "context": "A dog runs in Berlin."}},)
 
 
 async def answer_question(call: Call, body: QuestionBody, model: str | None) -> Answer | list[Answer]:
@@ -67,7 +63,7 @@ class FillMaskTaskBody(RequestBody):
     inputs: Annotated[TextOrTexts, Field(description="A text with masks, or a list of them.")]
     parameters: Annotated[FillMaskParameters | None, Field(description="Options of the search.")] = None
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog [MASK] in the park."}]})
+    EXAMPLES = ({"inputs": "A dog [MASK] in the park."},)
 
 
 class Filled(TypedDict):

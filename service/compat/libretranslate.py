@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, NotRequired
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from sightline.base.bundle import MAX_BEAMS
@@ -32,13 +32,9 @@ class TranslateBody(RequestBody):
     )
     api_key: str | None = Field(default=None, description="API key, if the service needs one.")
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"q": "A dog runs.", "source": "en", "target": "de", "format": "text", "api_key": ""},
-                {"q": ["A dog runs.", "A man sleeps."], "source": "auto", "target": "de", "alternatives": 3},
-            ],
-        }
+    EXAMPLES = (
+        {"q": "A dog runs.", "source": "en", "target": "de", "format": "text", "api_key": ""},
+        {"q": ["A dog runs.", "A man sleeps."], "source": "auto", "target": "de", "alternatives": 3},
     )
 
 

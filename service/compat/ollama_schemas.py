@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from typing_extensions import TypedDict
 
 from sightline.service.api.messages import DIALOGUE, MAX_MESSAGES, Message, check_dialogue
@@ -144,17 +144,13 @@ class PromptBody(OllamaBody):
     context: Annotated[Any, must_equal([])] = None
     images: Annotated[Any, must_equal([])] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"model": "multi30k-en-de", "prompt": "A man is riding a bicycle.", "stream": False},
-                {
-                    "model": "multi30k-en-de",
-                    "prompt": "A dog runs.",
-                    "options": {"temperature": 0.8, "top_k": 40, "seed": 7, "num_predict": 16},
-                },
-            ],
-        }
+    EXAMPLES = (
+        {"model": "multi30k-en-de", "prompt": "A man is riding a bicycle.", "stream": False},
+        {
+            "model": "multi30k-en-de",
+            "prompt": "A dog runs.",
+            "options": {"temperature": 0.8, "top_k": 40, "seed": 7, "num_predict": 16},
+        },
     )
 
 
@@ -176,17 +172,7 @@ class DialogueBody(OllamaBody):
     )
     tools: ToolDefinitions | None = Field(default=None, description="Functions that the model may call.")
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": "smalltalk-chat-gatt",
-                    "messages": [{"role": "user", "content": "Hello!"}],
-                    "stream": False,
-                }
-            ],
-        }
-    )
+    EXAMPLES = ({"model": "smalltalk-chat-gatt", "messages": [{"role": "user", "content": "Hello!"}], "stream": False},)
 
     @model_validator(mode="after")
     def _check_dialogue(self) -> Self:
@@ -216,13 +202,9 @@ class OllamaEmbedBody(RequestBody):
     options: Ignored[DecodingOptions] = None
     keep_alive: Ignored[float | str] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"model": "multi30k-en-de", "input": ["A dog runs.", "A cat sleeps."]},
-                {"model": "multi30k-en-de", "input": "A dog runs.", "truncate": False},
-            ]
-        }
+    EXAMPLES = (
+        {"model": "multi30k-en-de", "input": ["A dog runs.", "A cat sleeps."]},
+        {"model": "multi30k-en-de", "input": "A dog runs.", "truncate": False},
     )
 
 
@@ -237,7 +219,7 @@ class OllamaEmbeddingBody(RequestBody):
     options: Ignored[DecodingOptions] = None
     keep_alive: Ignored[float | str] = None
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "multi30k-en-de", "prompt": "A dog runs."}]})
+    EXAMPLES = ({"model": "multi30k-en-de", "prompt": "A dog runs."},)
 
 
 class ShowBody(RequestBody):
@@ -252,7 +234,7 @@ class ShowBody(RequestBody):
     template: Annotated[Any, must_equal("")] = None
     options: Ignored[DecodingOptions] = None
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "multi30k-en-de"}]})
+    EXAMPLES = ({"model": "multi30k-en-de"},)
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:

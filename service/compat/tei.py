@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Annotated, Any, Literal, NotRequired, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, get_args
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, model_validator
 from typing_extensions import TypedDict
 
 from sightline.base.bundle import Task
@@ -43,7 +43,7 @@ from sightline.service.tasks.classify import (
     classify,
     classify_texts,
 )
-from sightline.service.tasks.encode import EncodeBody, Pooling, encode
+from sightline.service.tasks.encode import EncodeBody, encode
 from sightline.service.tasks.rerank import RerankBody, rerank_documents
 from sightline.service.tasks.sparse import embed_sparse
 from sightline.service.tasks.tag import OUTSIDE, Aggregation, Entity, IgnoreLabels, TagBody, tag_texts
@@ -83,7 +83,7 @@ class ReadingOptions(RequestBody):
 class EmbedAllBody(ReadingOptions):
     inputs: Annotated[TextsWithoutIds, Field(description="Text to encode, or a list of texts.")]
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog runs."}]})
+    EXAMPLES: ClassVar[Sequence[Any]] = ({"inputs": "A dog runs."},)
 
 
 class EmbedBody(EmbedAllBody):
@@ -91,11 +91,7 @@ class EmbedBody(EmbedAllBody):
     dimensions: Dimensions = None
     encoding_format: Annotated[Any, must_equal("float")] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"inputs": "A dog runs."}, {"inputs": ["A dog runs.", "A cat sleeps."], "truncate": True}]
-        }
-    )
+    EXAMPLES = ({"inputs": "A dog runs."}, {"inputs": ["A dog runs.", "A cat sleeps."], "truncate": True})
 
 
 async def embed(call: Call, body: EmbedBody, model: ModelInQuery) -> list[Any]:
@@ -143,11 +139,7 @@ class SimilarityBody(RequestBody):
     inputs: Annotated[Sentences, Field(description="Texts to compare.")]
     parameters: Annotated[ReadingOptions | None, Field(description="Options.")] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"inputs": {"source_sentence": "A dog runs.", "sentences": ["A cat runs.", "A man sleeps."]}}]
-        }
-    )
+    EXAMPLES = ({"inputs": {"source_sentence": "A dog runs.", "sentences": ["A cat runs.", "A man sleeps."]}},)
 
 
 async def similarity(call: Call, body: SimilarityBody, model: ModelInQuery) -> Any:
@@ -171,24 +163,10 @@ async def similarity(call: Call, body: SimilarityBody, model: ModelInQuery) -> A
     return np.stack(others) @ source
 
 
-def _encode_body(
-    call: Call,
-    inputs: Texts,
-    options: ReadingOptions,
-    model: str | None,
-    *,
-    normalize: bool | None = None,
-    pooling: Pooling | None = None,
-) -> EncodeBody:
-    return construct(
-        EncodeBody,
-        model=manifest_of_query(call, model, "encode").name,
-        inputs=inputs,
-        pooling=pooling,
-        normalize=normalize,
-        prompt_name=options.prompt_name,
-        truncate=bool(options.truncate),
-    )
+def _encode_body(call: Call, inputs: Texts, options: ReadingOptions, model: str | None, **settings: Any) -> EncodeBody:
+    name = manifest_of_query(call, model, "encode").name
+    settings |= {"prompt_name": options.prompt_name, "truncate": bool(options.truncate)}
+    return construct(EncodeBody, model=name, inputs=inputs, **settings)
 
 
 def _text_or_pair(sequence: Any, *path: int) -> Any:
@@ -241,15 +219,11 @@ class PredictBody(RequestBody):
         default=None, description="Options; if present, the response has a list for each text."
     )
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"inputs": "a stirring , funny film ."},
-                {"inputs": [["a stirring , funny film ."], ["a long string of cliches ."]], "truncate": True},
-                {"inputs": "a stirring , funny film .", "parameters": {"top_k": 1}},
-                {"inputs": [["a stirring , funny film .", "a long string of cliches ."]]},
-            ]
-        }
+    EXAMPLES = (
+        {"inputs": "a stirring , funny film ."},
+        {"inputs": [["a stirring , funny film ."], ["a long string of cliches ."]], "truncate": True},
+        {"inputs": "a stirring , funny film .", "parameters": {"top_k": 1}},
+        {"inputs": [["a stirring , funny film .", "a long string of cliches ."]]},
     )
 
 
@@ -298,15 +272,8 @@ class ZeroShotBody(RequestBody):
     truncate: Truncate | None = None
     parameters: Annotated[ZeroShotParameters, Field(description="Labels and options.")]
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "inputs": "The train was late again.",
-                    "parameters": {"candidate_labels": ["travel", "sports", "cooking"]},
-                }
-            ]
-        }
+    EXAMPLES = (
+        {"inputs": "The train was late again.", "parameters": {"candidate_labels": ["travel", "sports", "cooking"]}},
     )
 
 
@@ -343,9 +310,7 @@ class TeiRerankBody(RequestBody):
     )
     return_text: bool | None = Field(default=None, description="Return the texts.")
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"query": "Who runs?", "texts": ["A dog runs.", "A man sleeps."]}]}
-    )
+    EXAMPLES = ({"query": "Who runs?", "texts": ["A dog runs.", "A man sleeps."]},)
 
 
 class Rank(TypedDict):
@@ -391,7 +356,7 @@ class TokenClassificationBody(RequestBody):
     truncate: Truncate | None = None
     parameters: Annotated[TokenClassificationParameters | None, Field(description="Options.")] = None
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog runs in Berlin."}]})
+    EXAMPLES = ({"inputs": "A dog runs in Berlin."},)
 
 
 class TokenEntity(TypedDict):
@@ -441,7 +406,7 @@ class TokensBody(RequestBody):
     )
     prompt_name: Annotated[Any, must_equal()] = None
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog runs."}]})
+    EXAMPLES = ({"inputs": "A dog runs."},)
 
 
 class SimpleToken(TypedDict):
@@ -506,7 +471,7 @@ class DecodeBody(RequestBody):
         default=None, description="Leave special tokens out of the text; true if absent."
     )
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"ids": [5, 6, 2]}, {"ids": [[5, 6], [7]]}]})
+    EXAMPLES = ({"ids": [5, 6, 2]}, {"ids": [[5, 6], [7]]})
 
 
 async def decode(call: Call, body: DecodeBody, model: ModelInQuery) -> list[str]:

@@ -1,9 +1,9 @@
 """Endpoints of Text Generation Inference; null in a request omits the field."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NotRequired, cast
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 from typing_extensions import TypedDict
 
 from sightline.service.api.endpoint import (
@@ -22,6 +22,7 @@ from sightline.service.compat.common import (
     blank_before,
     check_continues_prompt,
     model_of_query,
+    needs_samples,
     typed_errors,
 )
 from sightline.service.constraints import Constraint, check_schema, check_text
@@ -33,6 +34,7 @@ from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import (
     DEFAULT_LENGTH,
+    FILTERS,
     FrequencyPenalty,
     Language,
     NumNewTokens,
@@ -98,40 +100,24 @@ class TextGenerationParameters(RequestBody):
     )
     adapter_id: Annotated[Any, must_equal()] = None
 
-    @property
-    def is_sampled(self) -> bool:
-        return bool(
-            self.do_sample
-            or self.temperature not in (None, 1)
-            or self.top_k
-            or self.top_p not in (None, 1)
-            or self.typical_p not in (None, 1)
-        )
-
 
 class TextGenerationBody(RequestBody):
     inputs: Annotated[Text, Field(description="Prompt.")]
     parameters: Annotated[TextGenerationParameters | None, Field(description="Generation parameters.")] = None
     stream: Annotated[bool | None, Field(description="Send server-sent events, one for each token.")] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"inputs": "A man is riding a bicycle."},
-                {"inputs": "A dog runs.", "parameters": {"details": True, "top_n_tokens": 2, "stop": ["."]}},
-                {"inputs": "A dog runs.", "parameters": {"do_sample": True, "temperature": 0.7, "seed": 7}},
-                {"inputs": "A dog runs.", "parameters": {"max_new_tokens": 16, "details": True}, "stream": True},
-            ]
-        }
+    EXAMPLES: ClassVar[Sequence[Any]] = (
+        {"inputs": "A man is riding a bicycle."},
+        {"inputs": "A dog runs.", "parameters": {"details": True, "top_n_tokens": 2, "stop": ["."]}},
+        {"inputs": "A dog runs.", "parameters": {"do_sample": True, "temperature": 0.7, "seed": 7}},
+        {"inputs": "A dog runs.", "parameters": {"max_new_tokens": 16, "details": True}, "stream": True},
     )
 
 
 class StreamedTextGenerationBody(TextGenerationBody):
     stream: Annotated[Literal[True], Field(description="Always true.")] = True
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": "A dog runs.", "parameters": {"max_new_tokens": 16}}]}
-    )
+    EXAMPLES = ({"inputs": "A dog runs.", "parameters": {"max_new_tokens": 16}},)
 
 
 class TextGenerationToken(TypedDict):
@@ -196,7 +182,7 @@ async def generate_text(
         check_continues_prompt(served, "parameters.return_full_text")
     generation = TgiResponse(served, body.inputs, parameters)
     requested = given_parameters(parameters)
-    if parameters.is_sampled:
+    if needs_samples(requested, ("temperature", *FILTERS)):
         requested["do_sample"] = True
     generate_parameters = parameters_for(served, requested, stream=bool(body.stream), is_lenient=True)
     inputs = Texts.one(body.inputs).as_prompts()
@@ -267,17 +253,8 @@ class TgiResponse(DataEventEncoder):
         return [self._token(alternative) for alternative in alternatives_of(token)]
 
 
+_ERRORS: dict[str, Any] = {"errors": PARAMETER_ERRORS, "error_format": ERRORS}
 ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/generate",
-        generate_text,
-        TextGenerationResponse,
-        errors=PARAMETER_ERRORS,
-        media_types=(JSON, EVENTS),
-        error_format=ERRORS,
-    ),
-    Endpoint(
-        "POST", "/generate_stream", stream_text, errors=PARAMETER_ERRORS, media_types=(EVENTS,), error_format=ERRORS
-    ),
+    Endpoint("POST", "/generate", generate_text, TextGenerationResponse, media_types=(JSON, EVENTS), **_ERRORS),
+    Endpoint("POST", "/generate_stream", stream_text, media_types=(EVENTS,), **_ERRORS),
 )

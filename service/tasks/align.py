@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sightline.base.bundle import AlignmentStep
 from sightline.base.text.words import Word
@@ -69,14 +69,10 @@ class AlignBody(RequestBody):
         GenerateParameters, Field(description="Generation parameters; not allowed together with `targets`.")
     ] = Field(default=NEUTRAL, json_schema_extra={"properties": {**ONE_TARGET, **dict.fromkeys(LANGUAGE_FIELDS, NULL)}})
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"inputs": "A dog runs."},
-                {"inputs": "A dog runs.", "targets": "Ein Hund rennt.", "layer": -1},
-                {"inputs": ["A dog runs.", "A cat."], "parameters": {"num_beams": 4}},
-            ],
-        }
+    EXAMPLES = (
+        {"inputs": "A dog runs."},
+        {"inputs": "A dog runs.", "targets": "Ein Hund rennt.", "layer": -1},
+        {"inputs": ["A dog runs.", "A cat."], "parameters": {"num_beams": 4}},
     )
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from sightline.base.text.tokenizer import PairWindow
 from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
@@ -55,13 +55,9 @@ class AnswerBody(RequestBody):
     overlap: Overlap = 128
     max_question_tokens: MaxQuestionTokens = 64
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"question": "Where does the dog run?", "context": "A dog runs in Berlin."},
-                {"question": "Who sleeps?", "context": "A dog runs in Berlin.", "can_be_empty": True, "top_k": 2},
-            ]
-        }
+    EXAMPLES = (
+        {"question": "Where does the dog run?", "context": "A dog runs in Berlin."},
+        {"question": "Who sleeps?", "context": "A dog runs in Berlin.", "can_be_empty": True, "top_k": 2},
     )
 
 

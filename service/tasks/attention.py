@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sightline.service.api.endpoint import JSON, OUTPUT_ERRORS, SVG, Call, Endpoint, Headers, Raw, prefers
 from sightline.service.api.messages import Messages, check_dialogue, dialogue_of
@@ -55,22 +55,18 @@ class AttentionBody(AttentionSelection):
         "default), an alignment, or small maps of all heads.",
     )
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"inputs": "A dog runs.", "kinds": ["cross"], "reduce": "mean"},
-                {"inputs": "A dog runs.", "targets": "Ein Hund rennt.", "layers": [0], "encoding": "base64"},
-                {"inputs": ["A dog runs.", "A cat."], "kinds": ["cross"], "parameters": {"num_beams": 4}},
-                {"inputs": "A dog runs.", "kinds": ["cross"], "parameters": {"hidden_source_tokens": [1]}},
-                {"inputs": "A dog runs.", "units": "words", "draw": "alignment"},
-                {
-                    "model": "smalltalk-chat-gatt",
-                    "messages": [{"role": "user", "content": "Hello!"}],
-                    "layers": [-1],
-                    "prompt_rows": True,
-                },
-            ],
-        }
+    EXAMPLES = (
+        {"inputs": "A dog runs.", "kinds": ["cross"], "reduce": "mean"},
+        {"inputs": "A dog runs.", "targets": "Ein Hund rennt.", "layers": [0], "encoding": "base64"},
+        {"inputs": ["A dog runs.", "A cat."], "kinds": ["cross"], "parameters": {"num_beams": 4}},
+        {"inputs": "A dog runs.", "kinds": ["cross"], "parameters": {"hidden_source_tokens": [1]}},
+        {"inputs": "A dog runs.", "units": "words", "draw": "alignment"},
+        {
+            "model": "smalltalk-chat-gatt",
+            "messages": [{"role": "user", "content": "Hello!"}],
+            "layers": [-1],
+            "prompt_rows": True,
+        },
     )
 
     @model_validator(mode="after")

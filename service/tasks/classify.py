@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from sightline.base.bundle import is_entailment
 from sightline.base.text.tokenizer import Offsets
@@ -92,23 +92,15 @@ class ClassifyBody(RequestBody):
             raise field_error("invalid_parameter", message, "inputs")
         return self
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"model": "sst2-sentiment", "inputs": ["a stirring , funny film .", "a long string of cliches ."]},
-                {
-                    "model": "sst2-sentiment",
-                    "inputs": "a stirring , funny film .",
-                    "return_attention": {"layers": [0], "reduce": "mean"},
-                },
-                {
-                    "model": "nli",
-                    "inputs": "The train was late again.",
-                    "candidate_labels": ["travel", "sports", "cooking"],
-                },
-                {"model": "sst2-sentiment", "inputs": [["a stirring , funny film .", "a long string of cliches ."]]},
-            ],
-        }
+    EXAMPLES = (
+        {"model": "sst2-sentiment", "inputs": ["a stirring , funny film .", "a long string of cliches ."]},
+        {
+            "model": "sst2-sentiment",
+            "inputs": "a stirring , funny film .",
+            "return_attention": {"layers": [0], "reduce": "mean"},
+        },
+        {"model": "nli", "inputs": "The train was late again.", "candidate_labels": ["travel", "sports", "cooking"]},
+        {"model": "sst2-sentiment", "inputs": [["a stirring , funny film .", "a long string of cliches ."]]},
     )
 
 

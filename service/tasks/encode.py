@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from sightline.base.bundle import Manifest, VectorPooling
 from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
@@ -55,9 +55,7 @@ class EncodeBody(RequestBody):
     ] = "float"
     truncate: Truncate = False
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": ["A dog runs."], "pooling": "mean", "normalize": True}]}
-    )
+    EXAMPLES = ({"inputs": ["A dog runs."], "pooling": "mean", "normalize": True},)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
@@ -49,13 +49,9 @@ class FillMaskBody(RequestBody):
     top_k: TopK = 5
     targets: Targets | None = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"inputs": "A dog [MASK] in the park."},
-                {"inputs": ["A dog [MASK] in the park."], "targets": ["runs", "sleeps"], "top_k": 1},
-            ]
-        }
+    EXAMPLES = (
+        {"inputs": "A dog [MASK] in the park."},
+        {"inputs": ["A dog [MASK] in the park."], "targets": ["runs", "sleeps"], "top_k": 1},
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from sightline.service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, event_of
 from sightline.service.api.types import INPUTS, ModelName
@@ -25,40 +25,33 @@ class GenerateBody(RequestBody):
     parameters: Annotated[GenerateParameters, Field(description="Generation parameters.")] = NEUTRAL
     stream: Annotated[bool, Field(description="Send server-sent events, one for each token.")] = False
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"inputs": "A man is riding a bicycle."},
-                {
-                    "inputs": ["A dog runs.", "Two children are playing."],
-                    "parameters": {"max_new_tokens": 16, "do_sample": True, "top_p": 0.9, "seed": 7, "stop": "."},
-                },
-                {
-                    "inputs": "A dog runs.",
-                    "parameters": {
-                        "num_beams": 4,
-                        "num_return_sequences": 2,
-                        "length_penalty": 0.6,
-                        "early_stopping": True,
-                        "repetition_penalty": 1.1,
-                        "no_repeat_ngram_size": 3,
-                        "suppress_tokens": [3],
-                    },
-                },
-                {
-                    "inputs": "A dog runs.",
-                    "parameters": {
-                        "target_prefix": "Ein",
-                        "top_logprobs": 2,
-                        "return_attention": {"kinds": ["cross"], "reduce": "mean"},
-                    },
-                },
-                {
-                    "inputs": "A dog runs. A man sleeps.\nTwo children are playing.",
-                    "parameters": {"split_sentences": True},
-                },
-            ],
-        }
+    EXAMPLES = (
+        {"inputs": "A man is riding a bicycle."},
+        {
+            "inputs": ["A dog runs.", "Two children are playing."],
+            "parameters": {"max_new_tokens": 16, "do_sample": True, "top_p": 0.9, "seed": 7, "stop": "."},
+        },
+        {
+            "inputs": "A dog runs.",
+            "parameters": {
+                "num_beams": 4,
+                "num_return_sequences": 2,
+                "length_penalty": 0.6,
+                "early_stopping": True,
+                "repetition_penalty": 1.1,
+                "no_repeat_ngram_size": 3,
+                "suppress_tokens": [3],
+            },
+        },
+        {
+            "inputs": "A dog runs.",
+            "parameters": {
+                "target_prefix": "Ein",
+                "top_logprobs": 2,
+                "return_attention": {"kinds": ["cross"], "reduce": "mean"},
+            },
+        },
+        {"inputs": "A dog runs. A man sleeps.\nTwo children are playing.", "parameters": {"split_sentences": True}},
     )
 
 

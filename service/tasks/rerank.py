@@ -7,7 +7,7 @@ Cho 2019, "Passage Re-ranking with BERT"). The fields are those of Cohere, Jina 
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from sightline.service.api.types import ModelName, Truncate
@@ -49,9 +49,7 @@ _DOCUMENT = {
     "additionalProperties": False,
 }
 Documents = Annotated[
-    Texts,
-    PlainValidator(_check_documents),
-    WithJsonSchema(list_schema({"anyOf": [TEXT_SCHEMA, _DOCUMENT]})),
+    Texts, PlainValidator(_check_documents), WithJsonSchema(list_schema({"anyOf": [TEXT_SCHEMA, _DOCUMENT]}))
 ]
 
 
@@ -81,18 +79,14 @@ class RerankBody(RequestBody):
     rank_fields: Annotated[Any, must_equal()] = None
     max_chunks_per_doc: Annotated[Any, must_equal()] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"query": "Who runs?", "documents": ["A dog runs.", "A man sleeps."], "top_n": 1},
-                {
-                    "query": "Who runs?",
-                    "documents": [{"text": "A dog runs."}, "A man sleeps."],
-                    "return_documents": True,
-                    "truncate": True,
-                },
-            ]
-        }
+    EXAMPLES = (
+        {"query": "Who runs?", "documents": ["A dog runs.", "A man sleeps."], "top_n": 1},
+        {
+            "query": "Who runs?",
+            "documents": [{"text": "A dog runs."}, "A man sleeps."],
+            "return_documents": True,
+            "truncate": True,
+        },
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName, check_targets
@@ -27,13 +27,9 @@ class ScoreBody(RequestBody):
     target_language: Language | None = None
     hidden_source_tokens: HiddenSourceTokens = ()
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"inputs": "A dog runs.", "targets": "Ein Hund rennt."},
-                {"inputs": ["A dog.", "A cat."], "targets": ["Ein Hund.", "Ein Hund."], "top_logprobs": 3},
-            ],
-        }
+    EXAMPLES = (
+        {"inputs": "A dog runs.", "targets": "Ein Hund rennt."},
+        {"inputs": ["A dog.", "A cat."], "targets": ["Ein Hund.", "Ein Hund."], "top_logprobs": 3},
     )
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, StrictInt, model_validator
+from pydantic import Field, StrictInt, model_validator
 
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api.endpoint import ENGINE_ERRORS, Call, Endpoint
@@ -30,11 +30,7 @@ class SimilarBody(RequestBody):
     side: Annotated[Side, Field(description="Vocabulary to search.")] = "source"
     top_k: Annotated[StrictInt, Field(description="Number of tokens to return.")] = Field(default=10, ge=1, le=100)
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"token": "dog"}, {"analogy": ["boy", "boys", "dog"], "top_k": 3}],
-        }
-    )
+    EXAMPLES = ({"token": "dog"}, {"analogy": ["boy", "boys", "dog"], "top_k": 3})
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from sightline.base.text.tokenizer import TextTokenizer, TokenSpan
 from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
@@ -42,13 +42,9 @@ class TagBody(RequestBody):
     ignore_labels: IgnoreLabels = Field(default=list(OUTSIDE))
     truncate: Truncate = False
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"inputs": "A dog runs in Berlin."},
-                {"inputs": ["A dog runs in Berlin."], "aggregation": "none", "ignore_labels": []},
-            ]
-        }
+    EXAMPLES = (
+        {"inputs": "A dog runs in Berlin."},
+        {"inputs": ["A dog runs in Berlin."], "aggregation": "none", "ignore_labels": []},
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api.endpoint import Call, Endpoint
@@ -29,7 +29,7 @@ class TokenizeBody(RequestBody):
     side: Annotated[Side, Field(description="Tokenizer to use.")] = "source"
     add_special_tokens: Annotated[bool, Field(description="Add the special tokens that the model expects.")] = True
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog runs.", "side": "source"}]})
+    EXAMPLES = ({"inputs": "A dog runs.", "side": "source"},)
 
 
 class DetokenizeBody(RequestBody):
@@ -44,7 +44,7 @@ class DetokenizeBody(RequestBody):
     side: Annotated[Side, Field(description="Tokenizer to use.")] = "target"
     skip_special_tokens: Annotated[bool, Field(description="Leave special tokens out of the texts.")] = True
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"ids": [[5, 6, 2]], "side": "target"}]})
+    EXAMPLES = ({"ids": [[5, 6, 2]], "side": "target"},)
 
 
 @dataclass(frozen=True)

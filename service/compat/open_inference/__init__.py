@@ -1,8 +1,8 @@
 """Endpoints of the Open Inference Protocol v2 with the extensions of Triton."""
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 from sightline.service.api.endpoint import (
     BINARY,
@@ -25,6 +25,7 @@ from sightline.service.compat.open_inference.tensors import LENGTH_HEADER
 
 MODEL, VERSIONED = "/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}"
 TENSORS = BodyFormat((*UNTYPED_JSON.media_types, BINARY), length_header=LENGTH_HEADER)
+OPTIONAL_JSON = BodyFormat(UNTYPED_JSON.media_types, is_optional=True)
 _MODEL_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "loading")
 # No `unsupported_task`: a model only has the tensors of its own tasks.
 _INFER_ERRORS: tuple[ErrorCode, ...] = (
@@ -42,25 +43,8 @@ async def check_version(model_version: Annotated[Version, described("Version of 
         raise ApiError("model_not_found", f"The only version of each model is {VERSION}.", path="version")
 
 
-Handler = Callable[..., Awaitable[Any]]
-
-
-def _get(path: str, handler: Handler, response: Any, errors: Sequence[ErrorCode] = (), **options: Any) -> Endpoint:
-    return Endpoint("GET", path, handler, response, errors, error_format=SENTENCE_ERRORS, **options)
-
-
-def _post(path: str, handler: Handler, response: Any, errors: Sequence[ErrorCode], **options: Any) -> Endpoint:
-    return Endpoint(
-        "POST",
-        path,
-        handler,
-        response,
-        errors,
-        error_format=SENTENCE_ERRORS,
-        **({"body_format": UNTYPED_JSON} | options),
-    )
-
-
+_get = partial(Endpoint, "GET", error_format=SENTENCE_ERRORS)
+_post = partial(Endpoint, "POST", error_format=SENTENCE_ERRORS, body_format=UNTYPED_JSON)
 MODEL_ENDPOINTS = (
     _get(MODEL, models.model_metadata, schemas.ModelMetadata, _MODEL_ERRORS),
     _get(f"{MODEL}/ready", models.model_ready, schemas.ModelReady, ("model_not_found", *UNAVAILABLE_ERRORS)),
@@ -105,13 +89,7 @@ ENDPOINTS = (
     _get("/v2/models/stats", models.all_statistics, schemas.ModelStatistics, ("loading",)),
     *MODEL_ENDPOINTS,
     *map(at_version, MODEL_ENDPOINTS),
-    _post(
-        "/v2/repository/index",
-        models.repository_index,
-        list[schemas.RepositoryModel],
-        (),
-        body_format=BodyFormat(UNTYPED_JSON.media_types, is_optional=True),
-    ),
+    _post("/v2/repository/index", models.repository_index, list[schemas.RepositoryModel], body_format=OPTIONAL_JSON),
     *(
         _post(
             f"/v2/repository/models/{{model_name}}/{verb}",
@@ -119,7 +97,7 @@ ENDPOINTS = (
             schemas.RepositoryModel,
             ("forbidden", "model_not_found"),
             role="admin",
-            body_format=BodyFormat(UNTYPED_JSON.media_types, is_optional=True),
+            body_format=OPTIONAL_JSON,
         )
         for verb, handler in (("load", models.repository_load), ("unload", models.repository_unload))
     ),

@@ -8,6 +8,7 @@ from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts, construct
 from sightline.service.compat.common import DataEventEncoder
 from sightline.service.compat.open_inference.outputs import (
+    PARAMETERS,
     Output,
     attention_selection,
     check_effects,
@@ -52,6 +53,7 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
     results: dict[str, Any] = {}
     for task in tasks:
         of_task = [output for output in outputs.values() if output.task == task]
+        options = {name: getattr(parameters, name) for name in PARAMETERS[task]}
         match task:
             case "generate":
                 generation_parameters = generate_parameters(model, parameters, of_task)
@@ -64,25 +66,10 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
                 raw_scores = is_rerank and parameters.raw_scores
                 results[task] = await classify(call, model, labeled, raw_scores=raw_scores)
             case "tag":
-                tagged = construct(
-                    TagBody,
-                    model=model.name,
-                    inputs=texts,
-                    aggregation=parameters.aggregation,
-                    ignore_labels=parameters.ignore_labels,
-                    truncate=parameters.truncate,
-                )
+                tagged = construct(TagBody, model=model.name, inputs=texts, **options)
                 results[task] = await tag_texts(call, tagged)
             case "encode":
-                encoded = construct(
-                    EncodeBody,
-                    model=model.name,
-                    inputs=texts,
-                    pooling=parameters.pooling,
-                    normalize=parameters.normalize,
-                    prompt_name=parameters.prompt_name,
-                    truncate=parameters.truncate,
-                )
+                encoded = construct(EncodeBody, model=model.name, inputs=texts, **options)
                 results[task] = await encode(call, encoded)
     return tensor_response(
         _head(body.id, model.name),

@@ -3,20 +3,12 @@
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, StrictInt, WithJsonSchema, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
 from sightline.service.api.types import PromptName, Truncate
-from sightline.service.body_fields import (
-    MAX_ID,
-    MAX_INPUTS,
-    RequestBody,
-    Text,
-    described_as,
-    field_error,
-    must_equal,
-)
+from sightline.service.body_fields import MAX_ID, MAX_INPUTS, RequestBody, Text, described_as, field_error, must_equal
 from sightline.service.parameters import (
     MAX_TOP_LOGPROBS,
     Indices,
@@ -223,33 +215,25 @@ class InferBody(RequestBody):
         default_factory=list, description="Outputs to compute; if empty, the outputs of the model's main task."
     )
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "inputs": [
-                        {"name": "text_input", "shape": [2], "datatype": "BYTES", "data": ["A dog runs.", "A cat."]}
-                    ]
-                },
-                {
-                    "id": "7",
-                    "parameters": {"max_new_tokens": 16, "num_beams": 2, "reduce": "mean", "pooling": "max"},
-                    "inputs": [{"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": [["A dog runs."]]}],
-                    "outputs": [
-                        {"name": "text_output"},
-                        {"name": "attention_cross", "parameters": {"binary_data": True}},
-                        {"name": "embedding"},
-                    ],
-                },
-                {
-                    "inputs": [
-                        {"name": "query", "shape": [1], "datatype": "BYTES", "data": ["Who runs?"]},
-                        {"name": "text_input", "shape": [2], "datatype": "BYTES", "data": ["A dog runs.", "A cat."]},
-                    ],
-                    "outputs": [{"name": "relevance_score"}],
-                },
-            ]
-        }
+    EXAMPLES = (
+        {"inputs": [{"name": "text_input", "shape": [2], "datatype": "BYTES", "data": ["A dog runs.", "A cat."]}]},
+        {
+            "id": "7",
+            "parameters": {"max_new_tokens": 16, "num_beams": 2, "reduce": "mean", "pooling": "max"},
+            "inputs": [{"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": [["A dog runs."]]}],
+            "outputs": [
+                {"name": "text_output"},
+                {"name": "attention_cross", "parameters": {"binary_data": True}},
+                {"name": "embedding"},
+            ],
+        },
+        {
+            "inputs": [
+                {"name": "query", "shape": [1], "datatype": "BYTES", "data": ["Who runs?"]},
+                {"name": "text_input", "shape": [2], "datatype": "BYTES", "data": ["A dog runs.", "A cat."]},
+            ],
+            "outputs": [{"name": "relevance_score"}],
+        },
     )
 
 
@@ -257,11 +241,7 @@ class _TextBody(RequestBody):
     id: str | None = Field(default=None, description="Id that is returned in the response.")
     inputs: Annotated[Text, Field(alias="text_input", description="Prompt.")]
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"id": "7", "text_input": "A dog runs.", "parameters": {"max_new_tokens": 16, "stop": "."}}]
-        }
-    )
+    EXAMPLES = ({"id": "7", "text_input": "A dog runs.", "parameters": {"max_new_tokens": 16, "stop": "."}},)
 
 
 class GenerateTextBody(_TextBody):
@@ -281,7 +261,7 @@ class StreamTextBody(_TextBody):
 class RepositoryIndexBody(RequestBody):
     ready: bool = Field(default=False, description="Return only models that are ready.")
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"ready": True}]})
+    EXAMPLES = ({"ready": True},)
 
 
 class LoadParameters(RequestBody):
@@ -297,13 +277,13 @@ class LoadBody(RequestBody):
         default=LoadParameters(), description="Must be empty: models are loaded by name from the bundles folder only."
     )
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{}]})
+    EXAMPLES = ({},)
 
 
 class UnloadBody(RequestBody):
     parameters: UnloadParameters = Field(default=UnloadParameters(), description="Parameters of the protocol.")
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"parameters": {"unload_dependents": False}}]})
+    EXAMPLES = ({"parameters": {"unload_dependents": False}},)
 
 
 class ServerMetadata(TypedDict):

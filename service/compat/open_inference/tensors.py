@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PlainValidator, TypeAdapter
+from pydantic_core import PydanticCustomError
 
 from sightline.service.api.endpoint import BINARY, Raw, to_json
-from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import Texts, check_texts, validate_part
+from sightline.service.api_errors import ApiError, ErrorCode
+from sightline.service.body_fields import Texts, check_texts, path_of
 from sightline.service.compat.open_inference.schemas import Datatype, InferInput, InferOutput, InferResponse, InputName
 from sightline.service.inference.results import check_size
 
@@ -41,9 +41,6 @@ def padded(rows: Sequence[Any], datatype: Datatype, padding: Any = 0) -> NDArray
     return tensor
 
 
-_TEXTS = TypeAdapter(Annotated[Texts, PlainValidator(check_texts)])
-
-
 def read_inputs(tensors: Sequence[InferInput], tail: bytes) -> dict[InputName, Texts]:
     """Return the texts of each input by its name; `tail` are the bytes after the JSON."""
     inputs: dict[InputName, Texts] = {}
@@ -68,7 +65,11 @@ def _read_texts(tensor: InferInput, packed: bytes, shape_path: str) -> Texts:
         at_least = "at least " if tensor.data is None and len(texts) > num_rows else ""
         message = f"It must be the number of texts in the data ({at_least}{len(texts)}), got {num_rows}."
         raise ApiError("invalid_parameter", message, path=shape_path)
-    return validate_part(texts, _TEXTS, Texts, tensor.name)
+    try:
+        return check_texts(texts)
+    except PydanticCustomError as error:
+        path = path_of((tensor.name, *(error.context or {})["path"]))
+        raise ApiError(cast(ErrorCode, error.type), error.message(), path=path) from None
 
 
 def _flatten(data: Sequence[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from sightline.base.text.tool_calls import CallPart
 from sightline.service.api.endpoint import Call, EventStream
 from sightline.service.api.messages import dialogue_of
 from sightline.service.api.tools import OfferedTools, constrain, new_call_id, offer_tools
-from sightline.service.compat.common import FINISH_REASONS, blank_before, model_of_body
+from sightline.service.compat.common import FINISH_REASONS, blank_before, named_model
 from sightline.service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
 from sightline.service.compat.openai.schemas import decoding_parameters
 from sightline.service.compat.openai.text_response import TextResponse
@@ -32,7 +32,7 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
 
 async def reply(call: Call, body: ChatBody, form: Callable[..., TextResponse]) -> Any:
     """Return the reply to a dialogue in the form of an API."""
-    model = await model_of_body(call, body.model, "generate", default_for="chat")
+    model = await call.model(named_model(call, body.model), "generate", default_for="chat")
     tools = offer_tools(model, body.tools, body.tool_choice, are_parallel=body.parallel_tool_calls is not False)
     prompt = dialogue_of(model, body.inputs, tools)
     model = model.with_markers() if tools else model

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from sightline.service.api.messages import Messages, check_dialogue
@@ -39,24 +39,20 @@ class ChatBody(DecodingBody):
     reasoning_effort: Annotated[Any, must_equal("none")] = None
     verbosity: Annotated[Any, must_equal("medium")] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"model": "smalltalk-chat-gatt", "messages": [{"role": "user", "content": "Hello!"}]},
-                {
-                    "messages": [
-                        {"role": "system", "content": "Always finish with sunshine."},
-                        {"role": "user", "content": [{"type": "text", "text": "Hello!"}]},
-                        {"role": "assistant", "content": "Hello, sunshine."},
-                        {"role": "user", "content": "How are you?"},
-                    ],
-                    "max_completion_tokens": 24,
-                    "logprobs": True,
-                    "top_logprobs": 2,
-                },
-                {"messages": [{"role": "user", "content": "Hello!"}], "stream": True},
+    EXAMPLES = (
+        {"model": "smalltalk-chat-gatt", "messages": [{"role": "user", "content": "Hello!"}]},
+        {
+            "messages": [
+                {"role": "system", "content": "Always finish with sunshine."},
+                {"role": "user", "content": [{"type": "text", "text": "Hello!"}]},
+                {"role": "assistant", "content": "Hello, sunshine."},
+                {"role": "user", "content": "How are you?"},
             ],
-        }
+            "max_completion_tokens": 24,
+            "logprobs": True,
+            "top_logprobs": 2,
+        },
+        {"messages": [{"role": "user", "content": "Hello!"}], "stream": True},
     )
 
     @property

@@ -7,7 +7,7 @@ from typing import Literal, cast
 from sightline.base.text.stream import TextStream
 from sightline.service.api.endpoint import Call, EventStream
 from sightline.service.body_fields import IdLists, Texts
-from sightline.service.compat.common import FINISH_REASONS, blank_before, check_continues_prompt, model_of_body
+from sightline.service.compat.common import FINISH_REASONS, blank_before, check_continues_prompt, named_model
 from sightline.service.compat.openai.schemas import (
     Completion,
     CompletionBody,
@@ -30,7 +30,7 @@ async def completions(call: Call, body: CompletionBody) -> Completion | EventStr
     With `stream: true` the response is `text/event-stream`: one event for each token, one at each
     choice's end, one with the usage if `stream_options` ask for it, then `[DONE]`.
     """
-    model = await model_of_body(call, body.model, "generate")
+    model = await call.model(named_model(call, body.model), "generate")
     if body.echo:
         check_continues_prompt(model, "echo")
     parameters = decoding_parameters(call, body, model)

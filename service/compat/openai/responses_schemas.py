@@ -5,15 +5,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -195,17 +187,13 @@ class ResponsesBody(DecodingBody):
     num_return_sequences: Annotated[Any, must_equal(1)] = Field(default=None, alias="n")
     stream_options: Annotated[Any, must_equal({"include_obfuscation": False})] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"model": "smalltalk-chat-gatt", "input": "Hello!", "stream": True},
-                {
-                    "instructions": "Always finish with sunshine.",
-                    "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello!"}]}],
-                    "max_output_tokens": 24,
-                },
-            ],
-        }
+    EXAMPLES = (
+        {"model": "smalltalk-chat-gatt", "input": "Hello!", "stream": True},
+        {
+            "instructions": "Always finish with sunshine.",
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello!"}]}],
+            "max_output_tokens": 24,
+        },
     )
 
     def in_chat(self) -> tuple[list[Message], list[int]]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from sightline.service.api.types import ModelName, Truncate
@@ -169,16 +169,12 @@ class CompletionBody(DecodingBody):
         TextOrTexts | None, Field(description="Beginning of the text: one string for all prompts, or one for each.")
     ] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"prompt": "A man is riding a bicycle."},
-                {"prompt": ["A dog runs.", "A man sleeps."], "max_tokens": 16, "temperature": 0.8, "seed": 7, "n": 2},
-                {"prompt": "A dog runs.", "num_beams": 4, "n": 2, "length_penalty": 0.6, "logprobs": 2},
-                {"prompt": "A dog runs.", "stream": True, "stream_options": {"include_usage": True}},
-                {"prompt": "A dog runs.", "max_tokens": 8, "ignore_eos": True, "stop": None, "user": "somebody"},
-            ],
-        }
+    EXAMPLES = (
+        {"prompt": "A man is riding a bicycle."},
+        {"prompt": ["A dog runs.", "A man sleeps."], "max_tokens": 16, "temperature": 0.8, "seed": 7, "n": 2},
+        {"prompt": "A dog runs.", "num_beams": 4, "n": 2, "length_penalty": 0.6, "logprobs": 2},
+        {"prompt": "A dog runs.", "stream": True, "stream_options": {"include_usage": True}},
+        {"prompt": "A dog runs.", "max_tokens": 8, "ignore_eos": True, "stop": None, "user": "somebody"},
     )
 
     @model_validator(mode="after")
@@ -205,9 +201,7 @@ class EmbeddingBody(RequestBody):
     user: Ignored[str] = None
     truncate: Truncate | None = None  # an extension to OpenAI's API, which rejects texts that are too long
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"input": ["A dog runs.", "A cat sleeps."], "encoding_format": "base64"}]}
-    )
+    EXAMPLES = ({"input": ["A dog runs.", "A cat sleeps."], "encoding_format": "base64"},)
 
 
 class CompletionLogprobs(TypedDict):

@@ -80,7 +80,7 @@ class Prompt:
 
 def raw_prompt(text: str, tokenizer: TextTokenizer) -> Prompt:
     """Return a text in which the names of special tokens stand for them, as in Transformers."""
-    return Prompt(tuple(merge_parts(tokenizer.split_special(text), tokenizer)), tokenizer.template_ids())
+    return Prompt(tuple(merge_parts(tokenizer.split_special(text), tokenizer)), tokenizer.template_ids)
 
 
 def merge_parts(parts: Sequence[str | int], tokenizer: TextTokenizer) -> Iterator[str | int]:

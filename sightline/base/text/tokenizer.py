@@ -11,7 +11,7 @@ import copy
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from sightline.base.text.tokenizer_parts import (
 )
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Sized)
 Offsets = list[tuple[int, int] | None]  # start and end of each token's characters; None for special tokens
 # For texts of at least this many characters, a lower bound of the length is checked before
 # tokenization.
@@ -116,8 +117,11 @@ class TextTokenizer:
             self.strips_leading_space = any(step.get("add_prefix_space") is True for step in steps)
         else:
             self.strips_leading_space = self._strips_leading_space(decoder)
-        mask: list[int] = tokenizer.encode("a").special_tokens_mask
-        self._num_final = next((index for index, is_added in enumerate(reversed(mask)) if not is_added), 0)
+        encoding = tokenizer.encode("a")
+        in_text = [index for index, is_added in enumerate(encoding.special_tokens_mask) if not is_added]
+        begin, end = (in_text[0], in_text[-1] + 1) if in_text else (0, len(encoding))
+        # Ids of special tokens that the model expects before a text, and after it.
+        self.template_ids: tuple[list[int], list[int]] = encoding.ids[:begin], encoding.ids[end:]
 
     def __len__(self) -> int:
         """Return the number of ids; all ids are smaller."""
@@ -260,18 +264,13 @@ class TextTokenizer:
 
     def encode_truncated(self, text: str, max_tokens: int) -> list[int]:
         """Tokenize a text and truncate it to `max_tokens` ids; final special tokens are kept."""
-        ids: list[int] = []
-        for start in _starts(text, max_tokens):
-            ids = self.encode(start)
-            if len(ids) >= max_tokens + CUT_TOKENS:
-                break
-        return self._truncate(ids, max_tokens)
+        return self._truncate(_encode_starts(text, max_tokens, self.encode), max_tokens)
 
     def _truncate(self, tokens: list[T], max_tokens: int) -> list[T]:
         """Return the first tokens of a text; final special tokens are kept."""
         if len(tokens) <= max_tokens:
             return tokens
-        num_final = min(self._num_final, max_tokens)
+        num_final = min(len(self.template_ids[1]), max_tokens)
         return [*tokens[: max_tokens - num_final], *tokens[len(tokens) - num_final :]]
 
     def cut(self, text: str, max_tokens: int) -> str:
@@ -324,12 +323,7 @@ class TextTokenizer:
 
         `num_tokens` is the number of tokens from `encode` or `encode_truncated`.
         """
-        spans: list[TokenSpan] = []
-        for start in _starts(text, num_tokens):
-            spans = self.encode_spans(start)
-            if len(spans) >= num_tokens + CUT_TOKENS:
-                break
-        kept = self._truncate(spans, num_tokens)
+        kept = self._truncate(_encode_starts(text, num_tokens, self.encode_spans), num_tokens)
         return [None if span.is_special else (span.start, span.end) for span in kept]
 
     def split_special(self, text: str) -> list[str | int]:
@@ -339,13 +333,6 @@ class TextTokenizer:
             if part:
                 parts.append(self._id_of_special[part] if index % 2 else part)
         return parts
-
-    def template_ids(self) -> tuple[list[int], list[int]]:
-        """Return the ids of special tokens that the model expects before a text, and after it."""
-        encoding = self._tokenizer.encode("a")
-        ids: list[int] = encoding.ids
-        num_first = next((index for index, is_added in enumerate(encoding.special_tokens_mask) if not is_added), 0)
-        return ids[:num_first], ids[len(ids) - self._num_final :]
 
     def absorbs_whitespace(self, token_id: int) -> tuple[bool, bool]:
         """Return two flags: a special token absorbs the whitespace before it, and after it."""
@@ -478,16 +465,9 @@ class TextTokenizer:
         return ids[:max_tokens]
 
     def _encode_start(self, text: str, max_tokens: int, *, is_start: bool = True) -> Any:
-        """Return the encoding without special tokens of a start of a text.
-
-        Its first `max_tokens` tokens are those of the complete text.
-        """
-        encoding = None
-        for start in _starts(text, max_tokens):
-            encoding = _encode(self._tokenizer if is_start else self._continuing, start, False)
-            if len(encoding) >= max_tokens + CUT_TOKENS:
-                break
-        return encoding
+        """Return the encoding without special tokens of a start of a text; see `_encode_starts`."""
+        tokenizer = self._tokenizer if is_start else self._continuing
+        return _encode_starts(text, max_tokens, lambda start: _encode(tokenizer, start, False))
 
 
 def read_tokenizer(path: Path) -> TextTokenizer:
@@ -521,6 +501,15 @@ def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_token
         raise
     except BaseException as panic:  # no subclass of Exception
         raise RuntimeError(f"the tokenizer panics: {panic}") from panic
+
+
+def _encode_starts(text: str, max_tokens: int, encode: Callable[[str], S]) -> S:
+    """Encode a start of a text that is long enough for its first `max_tokens` tokens."""
+    for start in _starts(text, max_tokens):
+        encoded = encode(start)
+        if len(encoded) >= max_tokens + CUT_TOKENS:
+            break
+    return encoded
 
 
 def _starts(text: str, max_tokens: int) -> Iterator[str]:

@@ -268,10 +268,8 @@ class CallParser:
             end = _value_at(self._held, begun.end())[1]
             piece = self._held[begun.end() + self._num_sent : end or len(self._held)]
             if piece:
-                parts.append(
-                    CallPart(self.num_calls - bool(self._num_sent), None if self._num_sent else begun[1], piece)
-                )
                 self.num_calls += not self._num_sent
+                parts.append(CallPart(self.num_calls - 1, None if self._num_sent else begun[1], piece))
             self._num_sent += len(piece)
             if not end:
                 break
