@@ -28,7 +28,6 @@ from sightline.service.http.connections import ConnectionLimits
 from sightline.service.http.dispatch import rejection_logger
 from sightline.service.http.guarded_protocol import GuardedProtocol
 from sightline.service.http.incoming import IncomingBodies
-from sightline.service.http.known_rejections import KnownRejections
 from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend
 from sightline.service.logs import flush_logs
@@ -68,7 +67,6 @@ class DrainingServer(uvicorn.Server):
             connections=self.connections,
             bodies=self.bodies,
             on_rejection=rejection_logger(metrics),
-            known=KnownRejections(app),
         )
         self._protocol = protocol
         super().__init__(

@@ -42,7 +42,6 @@ from sightline.service.logs import FIELDS, access_logger
 from sightline.service.metrics import Metrics
 from sightline.service.traces import OPERATIONS, PARAMETERS, trace_id
 
-FULL_S = 1.0  # after a rejection by a full queue, the next ones are expected
 MAX_LOGGED = 200  # characters of a text that the client chose
 LARGE_BYTES = 65_536  # above this size, the transport applies back pressure
 EVENT_HEADERS = [
@@ -95,7 +94,7 @@ class CallLog:
             await self._app(scope, receive, call.send)
         finally:
             call.close()
-            self.log_end(call)
+            self._log_end(call)
             # Reference cycles would keep each call, with its results, until the garbage collector
             # runs.
             del scope[CALL]
@@ -103,7 +102,7 @@ class CallLog:
                 call.exchange.on_lost = None
                 del scope[EXCHANGE]
 
-    def log_end(self, call: HttpCall) -> None:
+    def _log_end(self, call: HttpCall) -> None:
         """Count and log a finished call."""
         exchange, status, code = call.exchange, call.status, call.code
         if exchange is not None:
@@ -194,17 +193,13 @@ class ErrorSender:
             await self._app(scope, receive, send)
             return
         call: HttpCall = scope[CALL]
-        call.check_access = self.check_access
+        call.check_access = self._check_access
         try:
             try:
                 # HEAD has the headers of GET (RFC 9110, 9.1); the server omits the body.
                 await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)
             except ApiError as error:
                 if error.code in ("overloaded", "rate_limit_exceeded"):
-                    if error.limit in ("waiting_sequences", "waiting_bytes"):
-                        self._service.full_until = time.monotonic() + FULL_S
-                        if call.exchange is not None and call.exchange.on_full is not None:
-                            call.exchange.on_full(call)
                     await self._service.rejection_pacer.wait()
                 await _send_error(call, send, error)
             except ClientGoneError:
@@ -217,7 +212,7 @@ class ErrorSender:
         except asyncio.CancelledError:  # by uvicorn, at the end of the shutdown timeout
             await _send_error(call, send, ApiError("draining"))
 
-    def check_access(self, call: HttpCall, endpoint: Endpoint | None) -> None:
+    def _check_access(self, call: HttpCall, endpoint: Endpoint | None) -> None:
         """Check the host, the port and the API key of a call; see `authorize`."""
         if endpoint is not None:
             if endpoint.path not in POLLED_ROUTES and not self._hosts.allow(call.headers.get(b"host")):

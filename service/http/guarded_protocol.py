@@ -6,14 +6,11 @@ overrides internals of uvicorn; the tests over raw sockets show if a new version
 
 import asyncio
 import fcntl
-import functools
-import random
 import re
 import secrets
 import socket
 import struct
 import termios
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -22,13 +19,11 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from sightline.service.api.endpoint import NATIVE_ERRORS, ErrorFormat
+from sightline.service.api.endpoint import NATIVE_ERRORS
 from sightline.service.api_errors import CLIENT_GONE, ApiError
 from sightline.service.http.connections import ConnectionLimits
 from sightline.service.http.dispatch import OnRejection
-from sightline.service.http.http_call import HttpCall
 from sightline.service.http.incoming import EXCHANGE, Exchange, IncomingBodies
-from sightline.service.http.known_rejections import MAX_BYTES, KnownRejections
 from sightline.service.settings import Settings
 
 MAX_HEAD_BYTES = 32 * 1024  # includes the trailers of a body
@@ -37,8 +32,6 @@ MAX_UNCOUNTED_BYTES = 16 * 1024  # a body that arrives at once is read in the ne
 LINGER_S = 1.0  # a client that gets an error reads it, or sends more, within this time
 READER_CHECKS = 50  # checks of a reader's progress within its timeout
 MAX_PIPELINED = 32  # requests of a connection that wait for earlier responses
-# Attributes of an object in place of uvicorn's cycle, for a request that no application answers.
-CYCLE: Any = {"scope": {}, "response_complete": False, "keep_alive": True, "message_event": asyncio.Event()}
 
 # Stricter than the HTTP parser, as RFC 9110 and 9112 require.
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
@@ -56,23 +49,18 @@ def num_unread(transport: asyncio.Transport) -> int:
     return unwritten + int(struct.unpack("i", queued)[0])
 
 
-def error_response(
-    error: ApiError,
-    request_id: str,
-    error_format: ErrorFormat = NATIVE_ERRORS,
-    own: Sequence[tuple[bytes, bytes]] = ((b"connection", b"close"),),
-) -> bytes:
-    """Return the bytes of a complete error response, with additional headers."""
-    body = error_format.write(error, error.message({}), None, request_id)
+def error_response(error: ApiError, request_id: str) -> bytes:
+    """Return the bytes of a complete error response that closes the connection."""
+    body = NATIVE_ERRORS.write(error, error.message({}), None, request_id)
     headers = {
         **dict(error.headers()),
         b"content-length": str(len(body)).encode(),
         b"x-request-id": request_id.encode(),
         b"x-content-type-options": b"nosniff",
-        **dict(own),
+        b"connection": b"close",
     }
     lines = [name + b": " + value + b"\r\n" for name, value in headers.items()]
-    return b"".join([STATUS_LINE[error_format.status(error.code)], *lines, b"\r\n", body])
+    return b"".join([STATUS_LINE[error.kind.status], *lines, b"\r\n", body])
 
 
 def check_head(method: bytes, target: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -139,7 +127,6 @@ class GuardedProtocol(HttpToolsProtocol):
         connections: ConnectionLimits,
         bodies: IncomingBodies,
         on_rejection: OnRejection,
-        known: KnownRejections,
         on_end: Callable[[], None] | None = None,
         elsewhere: tuple[int, int] = (0, 0),
         **options: Any,
@@ -156,8 +143,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._connections = connections
         self._bodies = bodies
         self._on_rejection = on_rejection
-        self._known = known
-        self._request = b""  # bytes that are being parsed, if they may be a whole request
         self._unsent = b""  # error of a connection beyond a limit, until its client sends something
         self._address: str | None = None  # client address while the connection is counted
         self._read_timer: asyncio.TimerHandle | None = None
@@ -196,7 +181,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.transport.write(self._unsent)
                 self._close()
             return
-        self._address, self._origin = address, (self.server, address)
+        self._address = address
         # Otherwise the kernel buffers megabytes, which hides a slow reader for a long time.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
         # A cycle closes its transport after the last response, even if a body is still arriving.
@@ -235,12 +220,6 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
-        if self._known.service.full_until > self.loop.time() and len(data) <= MAX_BYTES:
-            is_idle = self.cycle is None or (self.cycle.response_complete and not self._is_in_body)
-            if is_idle and not self._unparsed_bytes:
-                if self._repeat_rejection(data):
-                    return
-                self._request = data
         self._unparsed_bytes += len(data)
         try:
             self.parser.feed_data(data)
@@ -248,7 +227,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._reject(ApiError("malformed_request"))
-        self._request = b""
         if self._unparsed_bytes > MAX_HEAD_BYTES:
             self._reject(ApiError("headers_too_large"))
         # A complete request needs no timer, and a small complete body is not counted.
@@ -322,37 +300,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._exchange = Exchange(self._bodies, self.cycle, self._break_off, has_turn=not self._earlier)
         scope: Any = self.cycle.scope
         scope[EXCHANGE] = self._exchange
-        if self._request:
-            self._exchange.on_full = functools.partial(self._known.learn, self._origin, self._request)
-
-    def _repeat_rejection(self, data: bytes) -> bool:
-        """Reject a request that admission would reject as it did one with the same head."""
-        if (found := self._known.find(self._origin, data)) is None:
-            return False
-        self._stop_reading_timer()
-        cycle: Any = SimpleNamespace(**CYCLE)
-        self.cycle = cycle
-        send = functools.partial(self._send_repeated, cycle, time.monotonic(), *found)
-        pacer = self._known.service.rejection_pacer
-        if delay := pacer.begin():
-            self.loop.call_later(delay, send)
-            self.loop.call_later(delay, pacer.end)
-        else:
-            send()
-        return True
-
-    def _send_repeated(self, cycle: Any, started: float, call: HttpCall, error: ApiError) -> None:
-        call.request_id, call.started = f"{random.getrandbits(96):024x}", started
-        call.status = call.error_format.status(error.code)
-        cycle.response_complete = True
-        if not self.transport.is_closing():
-            headers = self.server_state.default_headers
-            self.transport.write(error_response(error, call.request_id, call.error_format, headers))
-            if not cycle.keep_alive:
-                self._close_after_response()
-            self.on_response_complete()
-        call.fail(error)
-        self._known.log_end(call)
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0

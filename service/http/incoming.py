@@ -73,7 +73,6 @@ class Exchange:
     rejection: ApiError | None = None  # error of the body, which `receive_body` raises
     lost_code: str | None = None  # reason if the connection was lost before the response was complete
     on_lost: Callable[[], None] | None = field(default=None, repr=False)  # called when that happens
-    on_full: Callable[[Any], None] | None = None  # called with a call that a full queue has rejected
 
     def reject(self, error: ApiError) -> None:
         """Discard the body; the application gets the error instead."""

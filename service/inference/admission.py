@@ -89,11 +89,6 @@ class AdmissionController:
         if not (own.num_sequences or own.num_bytes or own.num_tokens):
             del self._of_holder[holder]
 
-    def check_space(self, num_bytes: int, caller: str, address: str) -> None:
-        """Reject a call that `reserve` would reject even with a single sequence."""
-        if self._open:
-            self._check_size(Reservation(1, num_bytes, 0.0, caller, address))
-
     def resize(
         self, reservation: "Reservation", sequences: int, units: float = 0.0, seconds_left: float = float("inf")
     ) -> None:
@@ -121,8 +116,22 @@ class AdmissionController:
         The scheduler serves callers, or calls, in turn. Therefore each other one delays a new call
         by at most as much work as the new call has.
         """
-        self._check_size(new)
-        speed, units = self.throughput.units_per_s, new.units
+        places, units = 2 * new.num_sequences - 1, new.units
+        own = self._excess("num_sequences", places, self._max_sequences, new)
+        if own is not None:
+            raise queue_full(
+                "waiting_sequences",
+                f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting{own} "
+                f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {new.num_sequences} needs space for {places}",
+            )
+        own = self._excess("num_bytes", new.num_bytes, self._max_bytes, new)
+        if own is not None:
+            raise queue_full(
+                "waiting_bytes",
+                f"{self.num_bytes} bytes of request bodies are held{own}, and {new.num_bytes} more exceed the limit of "
+                f"{self._max_bytes} (16 MiB, or SIGHTLINE_MAX_BODY_BYTES if it is more)",
+            )
+        speed = self.throughput.units_per_s
         if speed is None or not units:
             return
         most_s = len(self._open) * units / speed
@@ -141,23 +150,6 @@ class AdmissionController:
                 f"{seconds_left:.1f} s. Retry later, or set a longer timeout."
             )
             raise ApiError("overloaded", message, limit="deadline")
-
-    def _check_size(self, new: "Reservation") -> None:
-        places = 2 * new.num_sequences - 1
-        own = self._excess("num_sequences", places, self._max_sequences, new)
-        if own is not None:
-            raise queue_full(
-                "waiting_sequences",
-                f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting{own} "
-                f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {new.num_sequences} needs space for {places}",
-            )
-        own = self._excess("num_bytes", new.num_bytes, self._max_bytes, new)
-        if own is not None:
-            raise queue_full(
-                "waiting_bytes",
-                f"{self.num_bytes} bytes of request bodies are held{own}, and {new.num_bytes} more exceed the limit of "
-                f"{self._max_bytes} (16 MiB, or SIGHTLINE_MAX_BODY_BYTES if it is more)",
-            )
 
     def _excess(self, name: str, more: int, limit: int, new: "Reservation") -> str | None:
         """Return None if `more` of the counter `name` fit into a limit, or a text for errors.
@@ -243,29 +235,19 @@ class RejectionPacer:
         self._next = 0.0  # time at which the next rejection may be sent
         self._num_delayed = 0
 
-    def begin(self) -> float:
-        """Return the seconds by which to delay a rejection; after a delay, `end` must follow."""
+    async def wait(self) -> None:
+        """Delay a rejection."""
         if self._num_delayed >= self._max_delayed:
-            return 0.0
+            return
         now = self._clock()
         self._next = max(self._next, now - REJECTION_BURST / REJECTIONS_PER_S)
         self._next = min(self._next + 1 / REJECTIONS_PER_S, now + MAX_REJECTION_DELAY_S)
-        if self._next <= now:
-            return 0.0
-        self._num_delayed += 1
-        return self._next - now
-
-    def end(self) -> None:
-        """Stop counting a delayed rejection."""
-        self._num_delayed -= 1
-
-    async def wait(self) -> None:
-        """Delay a rejection."""
-        if delay := self.begin():
+        if self._next > now:
+            self._num_delayed += 1
             try:
-                await asyncio.sleep(delay)
+                await asyncio.sleep(self._next - now)
             finally:
-                self.end()
+                self._num_delayed -= 1
 
 
 class ResponseMemory:

@@ -269,7 +269,6 @@ class Service:
         self.quotas: Quotas = LocalQuotas(QuotaStore(settings.quota_storage_url))
         self.is_retiring = False  # connections close after their next response, so that clients leave
         self.rejection_pacer = RejectionPacer(2 * settings.max_waiting_sequences)
-        self.full_until = 0.0  # time of `time.monotonic` until which queues are probably full
         self.response_memory = ResponseMemory(settings.max_response_bytes)
         self.unavailable_code: ErrorCode | None = "loading"  # None while calls are served
         # Reported by the health checks although calls are served: until all workers are ready, and
