@@ -179,8 +179,10 @@ def check_text(value: Any, *path: int, allow_blank: bool = False) -> str:
 
 def check_texts(value: Any, *, allow_blank: bool = False) -> Texts:
     """Check the value of a field that holds one text or a list of them."""
+    if isinstance(value, str) and (allow_blank or value.strip()):
+        return Texts((value,), is_list=False)
     if isinstance(value, str):
-        return Texts.one(check_text(value, allow_blank=allow_blank))
+        check_text(value)
     if not isinstance(value, list):
         raise field_error("invalid_parameter", "It must be a string or a list of strings.")
     if not value:

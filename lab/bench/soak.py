@@ -281,12 +281,14 @@ def _rankings(model: str, text: str, number: int) -> list[Call]:
 
 
 def _chats(model: str, text: str, number: int) -> list[Call]:
-    body = {"model": model, "messages": [{"role": "user", "content": text[:100]}], "max_tokens": MAX_TOKENS}
-    ollama = {"model": model, "messages": body["messages"], "options": {"num_predict": MAX_TOKENS}}
+    chat: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": text[:100]}]}
+    bodies = {
+        "/v1/chat/completions": {**chat, "max_tokens": MAX_TOKENS},
+        "/v1/responses": {"model": model, "input": text[:100], "max_output_tokens": MAX_TOKENS},
+        "/api/chat": {**chat, "options": {"num_predict": MAX_TOKENS}},
+    }
     return [
-        Call(path, {**chat, "stream": is_streamed})
-        for path, chat in (("/v1/chat/completions", body), ("/api/chat", ollama))
-        for is_streamed in (False, True)
+        Call(path, {**body, "stream": is_streamed}) for path, body in bodies.items() for is_streamed in (False, True)
     ]
 
 

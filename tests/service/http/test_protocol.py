@@ -590,7 +590,6 @@ def made_protocol(transport: Mock, client_timeout_s: float) -> GuardedProtocol:
         connections=Mock(),
         bodies=Mock(),
         on_rejection=Mock(),
-        known=Mock(),
     )
     protocol.connection_made(transport)
     return protocol
