@@ -35,9 +35,8 @@ _CLASSES = {
     "language-model": "AutoModelForCausalLM",
     "translation": "AutoModelForSeq2SeqLM",
 }
-_LAYER = re.compile(
-    r"^(?!decoder\.).*(layers?|block|h)\.\d+\."
-)  # tensor of a layer, which no model omits but T5's encoder
+# A tensor of a layer, which no model omits but T5's encoder
+_LAYER = re.compile(r"^(?!decoder\.).*(layers?|block|h)\.\d+\.")
 
 
 def transformers_config(config: PretrainedConfig) -> Any:

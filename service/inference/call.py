@@ -189,14 +189,15 @@ class Call:
         )
         return AdmittedCall(self, model, self.controller, self._reservation)
 
-    async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
-        """Run a tokenization of `texts` or of lists of ids: of long ones in another thread.
+    async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized] | None) -> T:
+        """Run a tokenization of `texts` or of lists of ids: of long ones in another thread, as work
+        that takes long whatever the texts are (None).
 
         At the deadline it raises `deadline_exceeded`, and the thread finishes in the background.
         """
         started = time.perf_counter()
         try:
-            if sum(map(len, texts)) <= INLINE_CHARACTERS:
+            if texts is not None and sum(map(len, texts)) <= INLINE_CHARACTERS:
                 return work()
             async with asyncio.timeout(self.seconds_left):
                 return await asyncio.to_thread(work)

@@ -23,7 +23,6 @@ from sightline.service.engine.recorded_maps import ENCODER_KINDS
 from sightline.service.engine.request import Generated, GenerateRequest, Matcher, Target, Timings, Token
 from sightline.service.engine.throughput import Throughput
 from sightline.service.inference.call import (
-    INLINE_CHARACTERS,
     AdmittedCall,
     AnyInputs,
     Call,
@@ -380,7 +379,7 @@ class Decoding:
             compiled = self.model.compile_constraint(constraint)
             return [compiled.after(prefix) for prefix in prefixes]
 
-        return await self.call.tokenize(work, [range(INLINE_CHARACTERS + 1)])  # always in a thread
+        return await self.call.tokenize(work, None)
 
     def _make_requests(
         self,
