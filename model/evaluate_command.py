@@ -13,7 +13,7 @@ from sightline.model.checkpoint import load_checkpoint, load_metadata, replace_t
 from sightline.model.config import ArchitectureConfig, PretrainedConfig, architecture_of
 from sightline.model.config_fields import read_fields, to_json
 from sightline.model.data.corpus import Split, open_corpus, open_held_out
-from sightline.model.data.formats import PAIR_TASKS
+from sightline.model.data.formats import PAIR_TASKS, Reading
 from sightline.model.data.records import TASK_NAMES, TaskName
 from sightline.model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
 from sightline.model.evaluation.defaults import TEST_SPLIT, VALIDATION_SPLIT, EvaluateOptions
@@ -45,14 +45,9 @@ def evaluate(options: EvaluateOptions) -> None:
     if split is not None:
         raise UsageError(f"--split is for translation only; omit it for {task}")
     is_pairs = task in PAIR_TASKS
-    part = _held_out(
-        record,
-        data,
-        task,
-        source=source if is_pairs else None,
-        target=target if is_pairs else None,
-        multi_label=getattr(config, "multi_label", False),
-    )
+    multi_label = getattr(config, "multi_label", False)
+    reading = Reading(task, source if is_pairs else None, target if is_pairs else None, multi_label)
+    part = _held_out(record, data, reading)
     records = list(islice(part, options.limit))
     report = evaluate_checkpoint(
         checkpoint, records, num_beams=options.num_beams, length_penalty=options.length_penalty
@@ -75,14 +70,14 @@ def _record_metrics(run: Path, record: dict[str, Any], checkpoint: Path, report:
     replace_text(run / "record.json", to_json(record))
 
 
-def _held_out(record: Mapping[str, Any], data: Path, task: TaskName, **options: Any) -> Split:
+def _held_out(record: Mapping[str, Any], data: Path, reading: Reading) -> Split:
     """Return the records of `data` that the run was not trained on. Raises `UsageError` if the run
     divided the data, and they have changed since.
     """
     seed = record.get("split_seed")
     if seed is None or data.resolve() != Path(record["data_path"]).resolve():
-        return open_held_out(data, task, **options)
-    corpus = open_corpus(data, task, split_seed=seed, **options)
+        return open_held_out(data, reading)
+    corpus = open_corpus(data, reading, seed)
     if corpus.digests != record["data"]:
         raise UsageError(
             f"{data} has changed since the training, so that its records may be those that the run was trained on; "

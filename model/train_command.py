@@ -32,6 +32,7 @@ from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
 from sightline.model.data.chat_template import encode_records
 from sightline.model.data.corpus import Corpus, open_corpus
 from sightline.model.data.encoding import encode
+from sightline.model.data.formats import Reading
 from sightline.model.data.learnt_texts import learnt_texts, read_texts
 from sightline.model.data.preparation import Facts, Prepared, check_corpus, check_space, prepare, summary
 from sightline.model.data.pretrained import PRETRAINED, encode_pairs
@@ -141,14 +142,8 @@ def _trainer(
     if is_resumed:
         _check_unchanged(folder, task, stored, values)
 
-    corpus = open_corpus(
-        data,
-        task,
-        source=_text(values, "source"),
-        target=_text(values, "target"),
-        multi_label=bool(values.get("multi_label")),
-        split_seed=int(values["split_seed"]),
-    )
+    reading = Reading(task, _text(values, "source"), _text(values, "target"), bool(values.get("multi_label")))
+    corpus = open_corpus(data, reading, int(values["split_seed"]))
     facts = check_corpus(corpus)
     notes = list[str]()
     if is_resumed:
@@ -367,7 +362,7 @@ def _recipe(
             fields,
             size=None if size == AUTO else size,  # type: ignore[arg-type]  # one of the choices
             dropout=None if dropout == AUTO else float(dropout),
-            multi_label=corpus.multi_label,
+            multi_label=corpus.reading.multi_label,
             model=beginning.model,
             start=start,  # type: ignore[arg-type]
             updates_in_time=updates_in_time,
@@ -407,8 +402,8 @@ def _details(
     }
     if corpus.languages is not None:
         details["source"], details["target"] = corpus.languages
-    if corpus.task == "classification":
+    if corpus.reading.task == "classification":
         details["labels"] = dict(prepared.facts.labels)
-    if corpus.task == "language-model":
+    if corpus.reading.task == "language-model":
         details["has_dialogues"] = prepared.facts.has_dialogues
     return details

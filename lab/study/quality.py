@@ -14,6 +14,7 @@ from lab.zoo.data import corpus_folder
 from lab.zoo.systems import MULTI30K, SMALL_GROUPS, SST2, SYSTEMS, bundle_name
 from sightline.base.bundle import Manifest
 from sightline.model.data.corpus import open_held_out
+from sightline.model.data.formats import Reading
 from sightline.model.data.records import LabelledRecord
 from sightline.model.evaluation.accuracy import accuracy_fields
 from sightline.model.evaluation.bleu import read_test_set, score
@@ -81,7 +82,9 @@ def _accuracy(served: Served, manifest: Manifest, data: Path, split: str) -> Map
 def read_reviews(data: Path, split: str) -> tuple[list[str], list[str]]:
     """Return the texts and the labels of a split of SST-2."""
     records = [
-        row for row in open_held_out(data / f"{split}.jsonl", "classification") if isinstance(row, LabelledRecord)
+        row
+        for row in open_held_out(data / f"{split}.jsonl", Reading("classification"))
+        if isinstance(row, LabelledRecord)
     ]
     return [record.text for record in records], [record.labels[0] for record in records]
 

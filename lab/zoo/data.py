@@ -18,6 +18,7 @@ from lab.zoo.systems import Corpus, System
 from sightline.model.data.corpus import open_corpus
 from sightline.model.data.encoding import encode
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
+from sightline.model.data.formats import Reading
 from sightline.model.data.learnt_texts import read_texts
 from sightline.model.data.preparation import check_corpus, prepare
 from sightline.model.data.tokenizer_training import BOS, special_id, train_tokenizer
@@ -46,7 +47,7 @@ def read_data(
     if system.corpus.chat is not None:
         return _read_dialogues(system, config, vocab_size, tokenizer)
     source, target = system.corpus.languages or (None, None)
-    corpus = open_corpus(data, system.task, source=source, target=target)
+    corpus = open_corpus(data, Reading(system.task, source=source, target=target))
     facts = check_corpus(corpus)
     tokenizer = tokenizer or train_tokenizer(read_texts(corpus.train), vocab_size)
     encoder = partial(encode, labels=tuple(facts.labels))

@@ -20,6 +20,7 @@ from lab.zoo.systems import GROUPS, PLAN, SYSTEMS, System
 from sightline.base.errors import Interrupted, UsageError
 from sightline.model.config import SPECIAL_IDS, ArchitectureConfig
 from sightline.model.data.corpus import open_held_out
+from sightline.model.data.formats import Reading
 from sightline.model.data.records import TaskName
 from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.evaluate_command import evaluated, write_json
@@ -225,6 +226,6 @@ def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) 
     elif system.corpus.chat is not None:
         report = recall_report(checkpoint, TURNS, NUM_DIALOGUES, SEED)
     else:
-        records = list(open_held_out(data / "dev.jsonl", system.task))
+        records = list(open_held_out(data / "dev.jsonl", Reading(system.task)))
         report = {"split": "dev", **evaluate_checkpoint(checkpoint, records)}
     write_json(path, report)

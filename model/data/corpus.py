@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.model.data.formats import PAIR_TASKS, TABLES, TEXT, CorpusError, open_file, read_records
+from sightline.model.data.files import TABLES, TEXT, CorpusError, open_file
+from sightline.model.data.formats import PAIR_TASKS, Reading, read_records
 from sightline.model.data.records import LabelledRecord, Record, TaskName, texts_of
 
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
@@ -49,8 +50,7 @@ class Split:
 
     name: str  # "train", "dev" or "test"
     files: tuple[Path, ...]  # one, or two for the two sides of pairs
-    task: TaskName
-    multi_label: bool = False
+    reading: Reading
     part: Division | None = None  # None: all records of the files
 
     def __iter__(self) -> Iterator[Record]:
@@ -62,7 +62,7 @@ class Split:
         `kinds` are the kinds of values that may not be mixed, with the location of the first of
         each; one mapping for several splits compares them.
         """
-        for number, record in read_records(self.files, self.task, multi_label=self.multi_label, kinds=kinds):
+        for number, record in read_records(self.files, self.reading, kinds):
             if self.part is None:
                 yield number, record
             elif record is None:  # a record without text counts for train
@@ -90,48 +90,34 @@ class Split:
 class Corpus:
     """Splits of a corpus, and the facts about its files that a run records."""
 
-    task: TaskName
+    reading: Reading
     train: Split
     dev: Split
     test: Split | None
     digests: Mapping[str, str]  # SHA-256 of each file by name
     split_seed: int | None  # seed of the division into train and dev; None if the files divide them
     languages: tuple[str, str] | None = None  # tags of source and target, if they are known
-    multi_label: bool = False
 
     @property
     def splits(self) -> tuple[Split, ...]:
         return (self.train, self.dev) if self.test is None else (self.train, self.dev, self.test)
 
 
-def open_corpus(
-    data: Path,
-    task: TaskName,
-    *,
-    source: str | None = None,
-    target: str | None = None,
-    multi_label: bool = False,
-    split_seed: int = 1,
-) -> Corpus:
-    """Find the files of a corpus, and divide train if there is no dev, for which it is read once.
-    Records are checked while they are read.
-
-    Args:
-        source: language of sources, which is the ending of their files if there are two files.
-        target: language of targets, likewise.
-        multi_label: a text has any number of labels.
-        split_seed: seed of the division into train and dev.
+def open_corpus(data: Path, reading: Reading, split_seed: int = 1) -> Corpus:
+    """Find the files of a corpus, and divide train if there is no dev, with a seed, for which it is
+    read once. Records are checked while they are read.
 
     Raises:
         CorpusError: a file is missing or cannot be read, or two files are candidates for a split.
     """
+    task, source, target = reading.task, reading.source, reading.target
     if (source or target) and task not in PAIR_TASKS:
         raise CorpusError(f"source and target are languages of {' and '.join(PAIR_TASKS)}; omit them for {task}")
     # Language tags have no case, but other endings of files do.
     sides = [side.lower() if task == "translation" else side for side in (source, target) if side is not None]
     if len(sides) > len(set(sides)):
         raise CorpusError(f"source and target must be different languages, got {source} for both")
-    if multi_label and task != "classification":
+    if reading.multi_label and task != "classification":
         raise CorpusError(f"several labels a text are possible for classification only; omit the option for {task}")
     languages = (source, target) if source and target else None
     files: dict[str, tuple[Path, ...]] = {}
@@ -140,48 +126,39 @@ def open_corpus(
             raise CorpusError(f"{data} has an unsupported format; {_expected(task)}")
         files["train"] = (data,)
     elif data.is_dir():
-        languages, files = _find_files(data, task, source, target)
+        languages, files = _find_files(data, reading)
     else:
         raise CorpusError(f"missing file or folder {data}; {_expected(task)}")
     if languages is None and (source or target):
         raise CorpusError(f"one language of {data} is given, {source or target}; give both, source and target, or none")
-    splits = {name: Split(name, paths, task, multi_label) for name, paths in files.items()}
+    splits = {name: Split(name, paths, reading) for name, paths in files.items()}
     digests = {path.name: _digest(path) for split in splits.values() for path in split.files}
     is_divided = "dev" not in splits
     if is_divided:
         splits["train"], splits["dev"] = _divide(splits["train"], split_seed)
     return Corpus(
-        task,
+        reading,
         splits["train"],
         splits["dev"],
         splits.get("test"),
         digests,
         split_seed if is_divided else None,
         languages,
-        multi_label,
     )
 
 
-def open_held_out(
-    data: Path,
-    task: TaskName,
-    *,
-    source: str | None = None,
-    target: str | None = None,
-    multi_label: bool = False,
-) -> Split:
+def open_held_out(data: Path, reading: Reading) -> Split:
     """Find the records of a file, or of the part test, or else dev, of a folder, as `open_corpus`
     does. A folder without test and dev is divided as there.
     """
-    if data.is_file() and data.suffix in _formats(task):
-        return Split("test", (data,), task, multi_label)
+    if data.is_file() and data.suffix in _formats(reading.task):
+        return Split("test", (data,), reading)
     if data.is_dir():
-        _, files = _find_files(data, task, source, target, needs_train=False)
+        _, files = _find_files(data, reading, needs_train=False)
         for name in ("test", "dev"):
             if name in files:
-                return Split(name, files[name], task, multi_label)
-    corpus = open_corpus(data, task, source=source, target=target, multi_label=multi_label)
-    return corpus.dev
+                return Split(name, files[name], reading)
+    return open_corpus(data, reading).dev
 
 
 def _formats(task: TaskName) -> tuple[str, ...]:
@@ -199,9 +176,10 @@ def _expected(task: TaskName, languages: tuple[str, str] | None = None) -> str:
 
 
 def _find_files(
-    folder: Path, task: TaskName, source: str | None, target: str | None, *, needs_train: bool = True
+    folder: Path, reading: Reading, *, needs_train: bool = True
 ) -> tuple[tuple[str, str] | None, dict[str, tuple[Path, ...]]]:
     """Return the languages, if they are known, and the files of each split."""
+    task, source, target = reading.task, reading.source, reading.target
     languages = (source, target) if source and target else None
     if languages is None and task in PAIR_TASKS:
         languages = _find_languages(folder, source, target)
@@ -301,7 +279,7 @@ def _divide(split: Split, seed: int) -> tuple[Split, Split]:
             f"{split} has too few different examples ({len(different)}) to keep one for dev; add examples, or add a "
             "file dev"
         )
-    fewest = max(1, min(MIN_DEV_PAIRS, len(different) // 2)) if split.task == "encoder" else 1
+    fewest = max(1, min(MIN_DEV_PAIRS, len(different) // 2)) if split.reading.task == "encoder" else 1
     count = min(max(round(DEV_SHARE * len(different)), fewest), MAX_DEV_RECORDS, len(candidates))
     part = Division(False, seed, int(candidates[count - 1]), frozenset(train_only))
     return replace(split, part=part), replace(split, name="dev", part=replace(part, is_dev=True))

@@ -28,7 +28,8 @@ from sightline.base.errors import UsageError
 from sightline.base.text.tokenizer_parts import byte_alphabet
 from sightline.model.data.corpus import Corpus, Split, check_number_of_labels, distinct, hash_texts
 from sightline.model.data.examples import DiskExamples, Example, ExampleWriter, TrainingData, flatten, lengths_of
-from sightline.model.data.formats import PAIR_TASKS, CorpusError
+from sightline.model.data.files import CorpusError
+from sightline.model.data.formats import PAIR_TASKS
 from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TaskName, texts_of
 
 FOLDER = "data"  # of the encoded examples, in the folder of a run
@@ -169,9 +170,9 @@ def check_corpus(corpus: Corpus) -> Facts:
             f"{corpus.train} and {corpus.dev} have the same texts, so that dev could not show overfitting; use other "
             "texts for dev, or remove the file to keep a part of train for it"
         )
-    if corpus.task == "classification":
+    if corpus.reading.task == "classification":
         _check_labels(corpus, scans)
-    is_deduplicated = corpus.task == "encoder"
+    is_deduplicated = corpus.reading.task == "encoder"
     examples = {name: scan.num_examples for name, scan in scans.items()}
     dropped = {name: {"empty": scan.num_empty} for name, scan in scans.items()}
     if is_deduplicated:
@@ -182,7 +183,7 @@ def check_corpus(corpus: Corpus) -> Facts:
     train_sources = distinct(train.sources)
     contradictions = len(distinct(train.records)) - len(train_texts) if train.records else 0
     return Facts(
-        corpus.task,
+        corpus.reading.task,
         examples,
         dropped,
         repeated={name: scan.num_repeated for name, scan in scans.items()},
@@ -244,8 +245,7 @@ def prepare(
     """
     settings = {
         "version": _VERSION,
-        "task": corpus.task,
-        "multi_label": corpus.multi_label,
+        "reading": dataclasses.asdict(corpus.reading),
         "files": {split.name: [path.name for path in split.files] for split in corpus.splits},
         "digests": dict(corpus.digests),
         "split_seed": corpus.split_seed,
@@ -258,7 +258,7 @@ def prepare(
     result = _read_result(folder, settings, encode(tokenizer, first))
     if result is None:
         with _replacing(folder) as temporary:
-            encoder = _Encoder(corpus.task, tokenizer, encode, max_length_tokens)
+            encoder = _Encoder(corpus.reading.task, tokenizer, encode, max_length_tokens)
             result = _encode_corpus(temporary, corpus, facts, encoder)
             (temporary / _RESULT).write_text(json.dumps({"settings": settings, "result": result}), encoding="utf-8")
     digest = result.pop("digest")

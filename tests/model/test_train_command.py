@@ -412,9 +412,9 @@ def test_other_impossible_runs_are_errors_of_one_line(
     assert "missing file or folder" in refused("language-model", str(tmp_path / "none"), "--run", new)
     assert "no write access to /proc" in refused("language-model", chat, "--run", "/proc/run")
     several = write(tmp_path / "several.tsv", "text\tlabels", "some words\ta|b")
-    assert "and no other; add --multi-label" in refused("classification", str(several), "--run", new)
+    assert "the fields are text and label; add --multi-label" in refused("classification", str(several), "--run", new)
     table = write(tmp_path / "table.csv", "text,lable", "some words,a")
-    assert f"{table}: unknown column 'lable'" in refused("classification", str(table), "--run", new)
+    assert f"{table}, line 2: unknown field 'lable'" in refused("classification", str(table), "--run", new)
     assert main(["train", "encoder", str(data / "translation"), "--run", str(runs / "encoder")]) == 2
     assert "contains a run with other data; choose another folder" in capsys.readouterr().err
     assert main(["train", "language-model", chat, "--run", new, *SMALL, "--batch-tokens", "9"]) == 2

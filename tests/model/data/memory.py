@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from sightline.model.data.batches import bucket
 from sightline.model.data.corpus import open_corpus
 from sightline.model.data.encoding import encode
+from sightline.model.data.formats import Reading
 from sightline.model.data.learnt_texts import learnt_texts, read_texts
 from sightline.model.data.preparation import check_corpus, prepare
 from sightline.model.data.tokenizer_training import train_tokenizer
@@ -62,7 +63,7 @@ def measure(data: Path, run: Path) -> Iterator[tuple[str, float]]:
 
     peak()
     before = peak()
-    corpus = open_corpus(data, "translation")
+    corpus = open_corpus(data, Reading("translation"))
     facts = check_corpus(corpus)
     yield "checked", peak() - before
     texts, _ = learnt_texts(lambda: read_texts(corpus.train), 4 * num_characters(facts), seed=1)

@@ -7,7 +7,8 @@ from typing import cast
 import pytest
 
 from sightline.model.data.corpus import MAX_DEV_RECORDS, MAX_LABELS, Corpus, open_corpus
-from sightline.model.data.formats import CorpusError
+from sightline.model.data.files import CorpusError
+from sightline.model.data.formats import Reading
 from sightline.model.data.records import TASK_NAMES, LabelledRecord, PairRecord, TaskName, TextRecord, texts_of
 from tests.support.tables import read_table
 
@@ -31,7 +32,7 @@ def error_of(
     data: Path, task: TaskName, source: str | None = None, target: str | None = None, multi_label: bool = False
 ) -> str:
     with pytest.raises(CorpusError) as caught:
-        open_corpus(data, task, source=source, target=target, multi_label=multi_label)
+        open_corpus(data, Reading(task, source=source, target=target, multi_label=multi_label))
     return str(caught.value)
 
 
@@ -46,7 +47,7 @@ def test_splits_are_found_by_their_names_in_any_formats(tmp_path: Path, alias: s
         tmp_path, {"train.de": "eins\nzwei\n", "train.en": "one\ntwo\n", f"{alias}.jsonl": pair, "README": "no data"}
     )
     (tmp_path / "test.csv").write_text("target,source\nd,c\n", encoding="utf-8")
-    corpus = open_corpus(folder, "translation")
+    corpus = open_corpus(folder, Reading("translation"))
     assert names(corpus) == ["train: train.de and train.en", f"dev: {alias}.jsonl", "test: test.csv"]
     assert list(corpus.train) == [PairRecord("eins", "one"), PairRecord("zwei", "two")]
     assert list(corpus.dev) == [PairRecord("a", "b")]
@@ -59,7 +60,7 @@ def test_splits_are_found_by_their_names_in_any_formats(tmp_path: Path, alias: s
 
 
 def test_a_corpus_without_test_has_none(tmp_path: Path) -> None:
-    corpus = open_corpus(write(tmp_path, {"train.txt": lines(3), "dev.txt": lines(1)}), "language-model")
+    corpus = open_corpus(write(tmp_path, {"train.txt": lines(3), "dev.txt": lines(1)}), Reading("language-model"))
     assert corpus.test is None
     assert names(corpus) == ["train: train.txt", "dev: dev.txt"]
     assert corpus.languages is None
@@ -80,24 +81,26 @@ def test_languages_come_from_names_of_files_or_options(
     folder = write(tmp_path, {"train.de-CH": "de-CH\n" * 3, "train.zh-Hans": "zh-Hans\n" * 3})
     for split in ("dev.de-CH", "dev.zh-Hans"):
         (folder / split).write_text("other\n", encoding="utf-8")
-    corpus = open_corpus(folder, "translation", source=source, target=target)
+    corpus = open_corpus(folder, Reading("translation", source=source, target=target))
     assert corpus.languages == expected
     assert next(iter(corpus.train)) == PairRecord(*expected)
 
 
 def test_files_of_private_languages_are_found_and_other_endings_are_none(tmp_path: Path) -> None:
     endings = ("x-elvish", "en-x-mine", "bak", "e", "deutsch")
-    corpus = open_corpus(write(tmp_path, {f"train.{one}": "a\nb\n" for one in endings[:2]}), "translation")
+    corpus = open_corpus(write(tmp_path, {f"train.{one}": "a\nb\n" for one in endings[:2]}), Reading("translation"))
     assert corpus.languages == ("en-x-mine", "x-elvish")
     with pytest.raises(CorpusError, match=r"missing file train in .*train\.deutsch, train\.e;"):
-        open_corpus(write(tmp_path / "other", {f"train.{one}": "a\nb\n" for one in endings[3:]}), "translation")
+        open_corpus(
+            write(tmp_path / "other", {f"train.{one}": "a\nb\n" for one in endings[3:]}), Reading("translation")
+        )
 
 
 def test_language_tags_in_any_case_name_the_files_as_they_are(tmp_path: Path) -> None:
     names = [f"{split}.{tag}" for split in ("train", "dev") for tag in ("EN", "De-de")]
     folder = write(tmp_path, {name: f"{name}\n" for name in names})
-    assert open_corpus(folder, "translation", source="EN", target="De-de").languages == ("EN", "De-de")
-    assert open_corpus(folder, "translation").languages == ("De-de", "EN")
+    assert open_corpus(folder, Reading("translation", source="EN", target="De-de")).languages == ("EN", "De-de")
+    assert open_corpus(folder, Reading("translation")).languages == ("De-de", "EN")
     same = "source and target must be different languages, got EN for both"
     assert error_of(folder, "translation", source="EN", target="en") == same
 
@@ -105,7 +108,7 @@ def test_language_tags_in_any_case_name_the_files_as_they_are(tmp_path: Path) ->
 def test_options_choose_among_several_languages_and_other_endings(tmp_path: Path) -> None:
     endings = ("cs", "de", "en", "question")
     folder = write(tmp_path, {f"{split}.{one}": f"{one}\n" for split in ("train", "val") for one in endings})
-    corpus = open_corpus(folder, "encoder", source="question", target="en")
+    corpus = open_corpus(folder, Reading("encoder", source="question", target="en"))
     assert list(corpus.train) == [PairRecord("question", "en")]
     assert error_of(folder, "translation") == (
         f"{folder} has train.cs, train.de, train.en: name the language of the source with --source and that of the "
@@ -117,8 +120,8 @@ def test_options_choose_among_several_languages_and_other_endings(tmp_path: Path
 def test_languages_of_options_are_recorded_for_other_formats(tmp_path: Path) -> None:
     folder = write(tmp_path, {"train.tsv": "source\ttarget\na\tb\nc\td\n", "dev.tsv": "source\ttarget\ne\tf\n"})
     (folder / "train.log").touch()  # one file that could be a language has no partner
-    assert open_corpus(folder, "translation", source="de", target="en").languages == ("de", "en")
-    assert open_corpus(folder, "translation").languages is None
+    assert open_corpus(folder, Reading("translation", source="de", target="en")).languages == ("de", "en")
+    assert open_corpus(folder, Reading("translation")).languages is None
 
 
 @pytest.mark.parametrize(("files", "task", "problem"), read_table(__file__))
@@ -131,7 +134,7 @@ def test_two_candidates_for_a_split_are_an_error_that_names_both(
 
 def test_plain_text_is_for_language_models_only(tmp_path: Path) -> None:
     folder = write(tmp_path, {"train.txt": lines(1), "train.tsv": "text\tlabel\na\tx\nb\ty\nc\tx\n"})
-    assert names(open_corpus(folder, "classification"))[0] == "train: train.tsv"
+    assert names(open_corpus(folder, Reading("classification")))[0] == "train: train.tsv"
 
 
 FOLDER = "or a folder with the files train and, optionally, dev and test in one of these formats"
@@ -183,16 +186,16 @@ def test_options_that_have_no_effect_are_errors(tmp_path: Path) -> None:
 def test_one_file_is_divided_by_a_seed(tmp_path: Path, count: int, num_dev: int) -> None:
     path = tmp_path / "all.txt"
     path.write_text(lines(count), encoding="utf-8")
-    corpus = open_corpus(path, "language-model", split_seed=3)
+    corpus = open_corpus(path, Reading("language-model"), 3)
     train, dev = list(corpus.train), list(corpus.dev)
     assert len(dev) == num_dev
     assert len(train) == count - num_dev
     assert set(train) | set(dev) == {TextRecord(f"text {number}") for number in range(count)}
     assert corpus.split_seed == 3
-    again = open_corpus(path, "language-model", split_seed=3)
+    again = open_corpus(path, Reading("language-model"), 3)
     assert (list(again.train), list(again.dev)) == (train, dev)
     if num_dev > 1:
-        assert list(open_corpus(path, "language-model", split_seed=4).dev) != dev
+        assert list(open_corpus(path, Reading("language-model"), 4).dev) != dev
 
 
 @pytest.mark.parametrize(("count", "num_dev"), [(2, 1), (3, 1), (7, 3), (8, 4), (20, 4), (200, 10)])
@@ -200,19 +203,19 @@ def test_dev_of_an_encoder_has_pairs_to_compare(tmp_path: Path, count: int, num_
     path = tmp_path / "pairs.tsv"
     path.write_text("source\ttarget\n" + "".join(f"{number}\tx{number}\n" for number in range(count)), encoding="utf-8")
     for task, expected in (("encoder", num_dev), ("translation", max(1, count // 20))):
-        corpus = open_corpus(path, cast(TaskName, task))
+        corpus = open_corpus(path, Reading(cast(TaskName, task)))
         assert (len(list(corpus.dev)), len(list(corpus.train))) == (expected, count - expected)
 
 
 def test_dev_has_at_most_1_000_records(tmp_path: Path) -> None:
     path = tmp_path / "all.txt"
     path.write_text(lines(20_200), encoding="utf-8")
-    assert sum(1 for _ in open_corpus(path, "language-model").dev) == MAX_DEV_RECORDS == 1_000
+    assert sum(1 for _ in open_corpus(path, Reading("language-model")).dev) == MAX_DEV_RECORDS == 1_000
 
 
 def test_a_folder_without_dev_is_divided_in_the_same_way(tmp_path: Path) -> None:
     folder = write(tmp_path, {"train.txt": lines(100), "test.txt": lines(5, start=100)})
-    corpus, of_file = (open_corpus(data, "language-model") for data in (folder, folder / "train.txt"))
+    corpus, of_file = (open_corpus(data, Reading("language-model")) for data in (folder, folder / "train.txt"))
     assert list(corpus.dev) == list(of_file.dev)
     assert corpus.test is not None
     assert len(list(corpus.test)) == 5
@@ -222,7 +225,7 @@ def test_a_folder_without_dev_is_divided_in_the_same_way(tmp_path: Path) -> None
 def test_equal_texts_are_in_the_same_part(tmp_path: Path) -> None:
     path = tmp_path / "all.txt"
     path.write_text(lines(40) * 5, encoding="utf-8")
-    corpus = open_corpus(path, "language-model")
+    corpus = open_corpus(path, Reading("language-model"))
     train, dev = list(corpus.train), list(corpus.dev)
     assert not set(train) & set(dev)
     assert len(dev) == 10 and len(train) == 190
@@ -232,7 +235,7 @@ def test_train_keeps_an_example_of_each_label(tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     path.write_text(labelled([f"label {index % 60}" for index in range(80)]), encoding="utf-8")
     for seed in range(20):
-        corpus = open_corpus(path, "classification", split_seed=seed)
+        corpus = open_corpus(path, Reading("classification"), seed)
         train, dev = list(corpus.train), list(corpus.dev)
         assert len(dev) == 4
         labels = [
@@ -272,7 +275,7 @@ def test_locations_name_file_and_line(tmp_path: Path) -> None:
     folder = write(
         tmp_path, {"train.de": "a\n\nb\n", "train.en": "a\nx\nb\n", "dev.csv": 'source,target\n"c\nc",c\nd,d\n'}
     )
-    corpus = open_corpus(folder, "translation")
+    corpus = open_corpus(folder, Reading("translation"))
     assert [corpus.train.location(index) for index in (0, 1)] == [
         "train.de and train.en, line 1",
         "train.de and train.en, line 3",
@@ -285,7 +288,7 @@ def test_locations_name_file_and_line(tmp_path: Path) -> None:
 def test_locations_of_a_divided_file_are_lines_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "all.txt"
     path.write_text("\n" + lines(50), encoding="utf-8")
-    corpus = open_corpus(path, "language-model")
+    corpus = open_corpus(path, Reading("language-model"))
     for split in (corpus.train, corpus.dev):
         for index, record in enumerate(split):
             (text,) = texts_of(record)
@@ -296,4 +299,4 @@ def test_one_language_of_pairs_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_text("source\ttarget\na\tb\nc\td\n", encoding="utf-8")
     with pytest.raises(CorpusError, match=r"one language of .* is given, en; give both"):
-        open_corpus(path, "translation", source="en")
+        open_corpus(path, Reading("translation", source="en"))

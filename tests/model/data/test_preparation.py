@@ -21,7 +21,8 @@ from sightline.base.errors import EXIT_USAGE, UsageError, exit_status
 from sightline.model.data.corpus import Corpus, open_corpus
 from sightline.model.data.encoding import encode as encode_records
 from sightline.model.data.examples import Example, Examples, MemoryExamples
-from sightline.model.data.formats import CorpusError
+from sightline.model.data.files import CorpusError
+from sightline.model.data.formats import Reading
 from sightline.model.data.preparation import (
     Encode,
     Facts,
@@ -49,21 +50,21 @@ def write_rows(folder: Path, fields: tuple[str, str], splits: Mapping[str, Seque
 
 def write_pairs(folder: Path, splits: Mapping[str, Sequence[tuple[str, str]]]) -> Corpus:
     write_rows(folder, ("source", "target"), splits)
-    return open_corpus(folder, "translation")
+    return open_corpus(folder, Reading("translation"))
 
 
 def write_labelled(
     folder: Path, splits: Mapping[str, Sequence[tuple[str, object]]], *, multi_label: bool = False
 ) -> Corpus:
     write_rows(folder, ("text", "label"), splits)
-    return open_corpus(folder, "classification", multi_label=multi_label)
+    return open_corpus(folder, Reading("classification", multi_label=multi_label))
 
 
 def write_texts(folder: Path, splits: Mapping[str, Sequence[str]]) -> Corpus:
     folder.mkdir(exist_ok=True)
     for split, texts in splits.items():
         (folder / f"{split}.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    return open_corpus(folder, "language-model")
+    return open_corpus(folder, Reading("language-model"))
 
 
 def all_of(examples: Examples) -> list[Example]:
@@ -149,7 +150,7 @@ def test_facts_of_dialogues(tmp_path: Path) -> None:
         return json.dumps({"messages": [{"role": role, "content": text} for role in roles]}) + "\n"
 
     (tmp_path / "all.jsonl").write_text("".join(dialogue(f"a {index}") for index in range(30)), encoding="utf-8")
-    facts = check_corpus(open_corpus(tmp_path / "all.jsonl", "language-model"))
+    facts = check_corpus(open_corpus(tmp_path / "all.jsonl", Reading("language-model")))
     assert facts.has_dialogues
     assert facts.examples == {"train": 28, "dev": 2}
     assert "dev: a part of the file of train, chosen with the seed 1" in summary(facts)
@@ -360,7 +361,7 @@ def test_a_file_that_changes_in_between_is_an_error(tmp_path: Path, toy: Tokeniz
 
 def test_repeated_pairs_of_an_encoder_are_dropped(tmp_path: Path, toy: Tokenizer) -> None:
     write_pairs(tmp_path / "data", {"train": [*PAIRS[:3], *PAIRS[:2], *PAIRS[3:6]], "dev": PAIRS[40:42] * 2})
-    corpus = open_corpus(tmp_path / "data", "encoder")
+    corpus = open_corpus(tmp_path / "data", Reading("encoder"))
     prepared = run_prepare(tmp_path / "run", corpus, toy)
     assert all_of(prepared.train) == encode_records(toy, [PairRecord(*pair) for pair in PAIRS[:6]])
     assert prepared.facts.dropped["train"] == {"empty": 0, "repeated": 2, "too long": 0}
@@ -527,7 +528,7 @@ def test_all_tasks_have_facts(tmp_path: Path) -> None:
         if task == "classification":
             content = content.replace('"b"', '"c"', 20)
         (tmp_path / "all.jsonl").write_text(content, encoding="utf-8")
-        facts: Facts = check_corpus(open_corpus(tmp_path / "all.jsonl", task))
+        facts: Facts = check_corpus(open_corpus(tmp_path / "all.jsonl", Reading(task)))
         assert facts.task == task
         assert facts.examples == ({"train": 36, "dev": 4} if task == "encoder" else {"train": 38, "dev": 2})
         assert facts.split_seed == 1

@@ -8,6 +8,7 @@ import pytest
 
 from sightline.base.errors import UsageError
 from sightline.model.data.corpus import open_corpus
+from sightline.model.data.formats import Reading
 from sightline.model.data.preparation import check_corpus
 from sightline.model.data.records import TASK_NAMES, TaskName
 from sightline.model.data.samples import draw_sample, write_sample
@@ -17,7 +18,7 @@ from sightline.model.data.samples import draw_sample, write_sample
 def test_a_sample_is_a_corpus_without_overlap(task: TaskName, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     assert write_sample(task, folder, 300) == {"train": 300, "dev": 60, "test": 60}
-    facts = check_corpus(open_corpus(folder, task))
+    facts = check_corpus(open_corpus(folder, Reading(task)))
     assert facts.examples == {"train": 300, "dev": 60, "test": 60}
     assert set(facts.overlap.values()) == {0}
     assert set(facts.repeated.values()) == {0}

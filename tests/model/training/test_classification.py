@@ -14,6 +14,7 @@ from sightline.model.config import ArchitectureConfig, ClassifierConfig
 from sightline.model.data.batches import bucket, make_labelled_batch
 from sightline.model.data.corpus import open_held_out
 from sightline.model.data.examples import Example, MemoryExamples
+from sightline.model.data.formats import Reading
 from sightline.model.evaluation.evaluate import evaluate_model
 from sightline.model.training.classification import CLASSIFICATION, label_loss
 from sightline.model.training.train_config import TrainConfig
@@ -63,7 +64,7 @@ def test_the_trainer_learns_labels_and_its_checkpoints_contain_them(tmp_path: Pa
     model, tokenizer = load_model(tmp_path / "run" / "averaged")
     assert isinstance(model, Classifier)
     assert model.config.labels == ("negative", "positive")
-    records = list(open_held_out(reviews / "dev.tsv", "classification"))
+    records = list(open_held_out(reviews / "dev.tsv", Reading("classification")))
     assert evaluate_model(model, tokenizer, records)["metrics"]["accuracy"] == 100
 
 

@@ -19,6 +19,7 @@ from sightline.model.config import ArchitectureConfig, CausalConfig, ClassifierC
 from sightline.model.data.corpus import open_corpus
 from sightline.model.data.encoding import encode
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
+from sightline.model.data.formats import Reading
 from sightline.model.data.learnt_texts import read_texts
 from sightline.model.data.preparation import check_corpus, prepare
 from sightline.model.data.records import PairRecord, Record, TaskName
@@ -104,7 +105,7 @@ def read_corpus(
     run: Path, data: Path, task: TaskName, config: TrainConfig, vocab_size: int = VOCABULARY, **languages: Any
 ) -> TrainingData:
     """Return a corpus as `sightline train` encodes it, without records for metrics."""
-    corpus, tokenizer = open_corpus(data, task, **languages), run / "tokenizer.json"
+    corpus, tokenizer = open_corpus(data, Reading(task, **languages)), run / "tokenizer.json"
     facts = check_corpus(corpus)
     trained = read_tokenizer(tokenizer) if tokenizer.exists() else train_tokenizer(read_texts(corpus.train), vocab_size)
     encoder = partial(encode, labels=tuple(facts.labels))
