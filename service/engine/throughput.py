@@ -30,7 +30,8 @@ class Throughput:
             kept = math.exp(-elapsed / DECAY_S)
             self._units = self._units * kept + units
             self._seconds = self._seconds * kept + elapsed
-            if self._seconds >= MIN_MEASURED_S:
+            # While all rows compute long prompts, there is none.
+            if self._units and self._seconds >= MIN_MEASURED_S:
                 self.units_per_s = self._units / self._seconds
         self._saturated_since = now if is_saturated else None
 

@@ -109,6 +109,19 @@ def test_the_end_of_a_prompt_returns_the_first_token_before_the_next_step(manife
     assert runner.calls == ["prefill", "step"]
 
 
+def test_the_speed_is_unknown_while_all_rows_are_in_prefill(manifest: Manifest) -> None:
+    """Regression: it was 0, and admission divided by it."""
+    harness = Timed(2, manifest, seconds=0.1).harness
+    for seed in range(3):  # the last one waits for a row
+        harness.submit(request(prompt(200, seed), str(seed)))
+    for _ in range(5):
+        harness.engine.step()
+    assert harness.engine.num_waiting == 1
+    assert harness.engine.throughput.units_per_s is None
+    harness.run()
+    assert harness.engine.throughput.units_per_s
+
+
 def test_rows_in_prefill_are_not_stepped(manifest: Manifest) -> None:
     runner = Timed(8, manifest)
     harness = runner.harness
