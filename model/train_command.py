@@ -317,7 +317,7 @@ def _encode(
     """Encode records for a model of this project, or for a third-party one."""
     try:
         if isinstance(model, PretrainedConfig) and model.task == "language-model":
-            return encode_records(model, tokenizer, records)
+            return encode_records(model, tokenizer, records, max_length_tokens)
         if isinstance(model, PretrainedConfig) and model.task == "translation":
             return encode_pairs(model, tokenizer, records)
         return encode(tokenizer, records, labels=labels, max_length_tokens=max_length_tokens)

@@ -7,6 +7,7 @@ reads.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from sightline.model.data.records import DialogueMessage, Role
 
@@ -34,11 +35,19 @@ def text_of(message: DialogueMessage) -> str:
 
 
 def exchanges(messages: Sequence[DialogueMessage]) -> Iterator[list[DialogueMessage]]:
-    """Split a dialogue after each reply; messages after the last reply are left out."""
+    """Split a dialogue after each reply that is not followed by another reply or the results of its
+    calls; messages after the last reply are left out.
+    """
+    replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    end = replies[-1] + 1 if replies else 0
     exchange: list[DialogueMessage] = []
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages[:end]):
         exchange.append(message)
-        following = messages[index + 1].role if index + 1 < len(messages) else None
-        if message.role == "assistant" and following != "assistant":
+        if message.role == "assistant" and (index + 1 == end or messages[index + 1].role not in ("assistant", "tool")):
             yield exchange
             exchange = []
+
+
+def system_messages(messages: Sequence[DialogueMessage]) -> Sequence[DialogueMessage]:
+    """Return the system messages at the start of a dialogue."""
+    return list(takewhile(lambda message: message.role == "system", messages))

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
+from sightline.base.errors import UsageError
 from sightline.base.text.tokenizer_parts import without_first_space
-from sightline.model.data.chat_format import BETWEEN, IM_END, IM_START, exchanges, header, text_of
+from sightline.model.data.chat_format import BETWEEN, IM_END, IM_START, exchanges, header, system_messages, text_of
 from sightline.model.data.examples import Example
 from sightline.model.data.records import DialogueMessage, DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
 from sightline.model.data.tokenizer_training import BOS, encode_lines, special_id
@@ -31,7 +32,7 @@ def encode(
     if all(isinstance(record, LabelledRecord) for record in records):
         return _encode_labelled(tokenizer, [record for record in records if isinstance(record, LabelledRecord)], labels)
     texts = [record.text for record in records if isinstance(record, TextRecord)]
-    dialogues = [record.messages for record in records if isinstance(record, DialogueRecord)]
+    dialogues = [_checked(record) for record in records if isinstance(record, DialogueRecord)]
     encoded_texts = iter(encode_texts(tokenizer, texts, max_length_tokens))
     encoded_dialogues = iter(encode_dialogues(tokenizer, dialogues, max_length_tokens) if dialogues else [])
     examples: list[Example] = []
@@ -51,19 +52,31 @@ def _encode_labelled(tokenizer: Tokenizer, records: Sequence[LabelledRecord], la
     return list(zip(ids, indices, strict=True))
 
 
+def _checked(record: DialogueRecord) -> Sequence[DialogueMessage]:
+    """Return the messages of a dialogue without tools."""
+    if record.tools or any(message.role == "tool" or message.tool_calls for message in record.messages):
+        raise UsageError(
+            "the dialogue has tools, for which the chat format of new models has no form; start from a checkpoint "
+            "whose chat template has one with --from, or remove tools and calls"
+        )
+    return record.messages
+
+
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_length_tokens: int) -> list[list[Tokens]]:
     """Encode each text as the start token, its tokens and the end token, in windows.
 
     All tokens but the start token are part of the loss. A window begins with the last token of the
     window before it, which is only read there: each token is predicted exactly once.
     """
+    start_id = special_id(tokenizer, BOS)
+    return [windows([start_id, *ids], max_length_tokens) for ids in encode_lines(tokenizer, texts)]
+
+
+def windows(ids: Sequence[int], max_length_tokens: int) -> list[Tokens]:
+    """Divide the tokens of a text as `encode_texts` does."""
     assert max_length_tokens >= 2, "a window has a token that is read and a token that is predicted"
-    start_id, windows = special_id(tokenizer, BOS), []
-    for ids in encode_lines(tokenizer, texts):
-        ids = [start_id, *ids]
-        cuts = [ids[start : start + max_length_tokens] for start in range(0, len(ids) - 1, max_length_tokens - 1)]
-        windows.append([(cut, [0] + [1] * (len(cut) - 1)) for cut in cuts])
-    return windows
+    cuts = [list(ids[start : start + max_length_tokens]) for start in range(0, len(ids) - 1, max_length_tokens - 1)]
+    return [(cut, [0] + [1] * (len(cut) - 1)) for cut in cuts]
 
 
 def encode_dialogues(
@@ -73,11 +86,14 @@ def encode_dialogues(
     that the service computes for a prompt with the same messages.
 
     The contents of replies and the tokens that end them are part of the loss. A dialogue that is
-    too long is split between exchanges; each part begins with the system message. An exchange that
-    is too long by itself stays whole, so that the caller can drop it.
+    too long is split between exchanges; each part begins with the system messages. An exchange that
+    is too long by itself stays whole, so that the caller can drop it. Parts without loss are left
+    out.
     """
     encoder = _Messages(tokenizer)
-    return [list(encoder.windows(messages, max_length_tokens)) for messages in dialogues]
+    return [
+        [window for window in encoder.windows(messages, max_length_tokens) if any(window[1])] for messages in dialogues
+    ]
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: Sequence[DialogueMessage]) -> list[int]:
@@ -102,17 +118,17 @@ class _Messages:
         encodings = self._tokenizer.encode_batch([text_of(message) for message in messages], add_special_tokens=False)
         ids, is_counted = list[int](), list[int]()
         for message, encoding in zip(messages, encodings, strict=True):
-            is_reply, start = int(message.role == "assistant"), len(header(message.role))
+            is_reply, start = int(message.is_trained), len(header(message.role))
             ids += [self.start_id, *encoding.ids, self._end_id, *self._between]
             is_counted += [0, *(is_reply & (end > start) for _, end in encoding.offsets), is_reply]
             is_counted += [0] * len(self._between)
         return ids, is_counted
 
     def windows(self, messages: Sequence[DialogueMessage], max_length_tokens: int) -> Iterator[Tokens]:
-        has_system = bool(messages) and messages[0].role == "system"
-        system = self.encode(messages[:has_system])
+        first = system_messages(messages)
+        system = self.encode(first)
         ids, is_counted = system
-        for exchange in exchanges(messages[has_system:]):
+        for exchange in exchanges(messages[len(first) :]):
             more_ids, more_counted = self.encode(exchange)
             # The line break after the last message is left out.
             if len(ids) > len(system[0]) and len(ids) + len(more_ids) - len(self._between) > max_length_tokens:

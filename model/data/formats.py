@@ -1,25 +1,23 @@
 """Records of the tasks from the rows of files.
 
 The fields of a record are `source` and `target` (translation, encoder), `text` and `label`
-(classification; `labels`, a list, with several labels a text), and `text` or `messages` (language
-model). Two files are pairs of texts: line N of one belongs to line N of the other.
-`sightline.model.data.files` reads the rows of one file.
+(classification; `labels`, a list, with several labels a text), and `text` (language model).
+`sightline.model.data.dialogues` reads those of dialogues. Two files are pairs of texts: line N of
+one belongs to line N of the other. `sightline.model.data.files` reads the rows of one file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
+from sightline.model.data.dialogues import DialogueReader
 from sightline.model.data.files import CorpusError, at, kind_of, read_rows, read_texts
 from sightline.model.data.records import (
-    DialogueMessage,
-    DialogueRecord,
     LabelledRecord,
     PairRecord,
     Record,
-    Role,
     TaskName,
     TextRecord,
     texts_of,
@@ -27,7 +25,6 @@ from sightline.model.data.records import (
 
 PAIR_TASKS: tuple[TaskName, ...] = ("translation", "encoder")
 MAX_LABEL_CHARACTERS = 200
-DEVELOPER = "developer"  # role that APIs also have for system messages
 SEPARATOR = "|"  # of several labels in a cell of a table
 
 
@@ -84,6 +81,7 @@ class _Converter:
     def __init__(self, reading: Reading, kinds: dict[str, str]) -> None:
         self._task, self._multi_label, self._kinds = reading.task, reading.multi_label, kinds
         self._where = ""
+        self._dialogues = DialogueReader(self._fail, self._text)
 
     def record(self, fields: Mapping[str, Any], where: str) -> Record:
         """Return the record of a row. Raises `CorpusError` for fields that are none."""
@@ -103,7 +101,7 @@ class _Converter:
         if self._task in PAIR_TASKS:
             return (("source", "target"),)
         if self._task == "language-model":
-            return (("text",), ("messages",))
+            return (("text",),)
         return (("text", "labels"), ("text", "label")) if self._multi_label else (("text", "label"),)
 
     def _check_names(self, fields: Mapping[str, Any]) -> None:
@@ -120,15 +118,17 @@ class _Converter:
         self._fail(f"too many fields; the fields are {expected}")
 
     def _record(self, fields: Mapping[str, Any]) -> Record:
+        if self._task == "language-model":
+            form = self._dialogues.form_of(fields)
+            self._check_kind("fields", form or "text")
+            if form is not None:
+                return self._dialogues.record(form, fields)
         self._check_names(fields)
         if self._task in PAIR_TASKS:
             return PairRecord(self._text(fields["source"], "source"), self._text(fields["target"], "target"))
         if self._task == "classification":
             return LabelledRecord(self._text(fields["text"], "text"), self._labels(fields))
-        self._check_kind("fields", "text" if "text" in fields else "messages")
-        if "text" in fields:
-            return TextRecord(self._text(fields["text"], "text"))
-        return DialogueRecord(self._messages(fields["messages"]))
+        return TextRecord(self._text(fields["text"], "text"))
 
     def _text(self, value: Any, name: str) -> str:
         if not isinstance(value, str):
@@ -169,40 +169,6 @@ class _Converter:
                 "label are not swapped"
             )
         return label
-
-    def _messages(self, value: Any) -> tuple[DialogueMessage, ...]:
-        if not isinstance(value, list):
-            self._fail(f"messages must be a list of objects with role and content, got {kind_of(value)}")
-        messages = []
-        turn = 0
-        for index, message in enumerate(value):
-            name = f"messages[{index}]"
-            if not isinstance(message, dict) or message.keys() != {"role", "content"}:
-                self._fail(f"{name} must be an object with the fields role and content, and no other")
-            role: Role = "system" if message["role"] == DEVELOPER else message["role"]
-            if role not in get_args(Role):
-                self._fail(f"{name}.role must be one of {', '.join([*get_args(Role), DEVELOPER])}")
-            if role != "system" or index > 0:
-                expected = ("user", "assistant")[turn % 2]
-                if role != expected:
-                    self._fail(
-                        f"{name}.role must be {expected}, got {role}; after an optional system message, user and "
-                        "assistant take turns"
-                    )
-                turn += 1
-            messages.append(DialogueMessage(role, self._content(message["content"], f"{name}.content")))
-        if turn == 0 or turn % 2:
-            self._fail("messages must end with a message of the assistant")
-        return tuple(messages)
-
-    def _content(self, value: Any, name: str) -> str:
-        """Return the content of a message, which may be a list of parts with texts."""
-        if not isinstance(value, list):
-            return self._text(value, name)
-        for index, part in enumerate(value):
-            if not isinstance(part, dict) or part.keys() != {"type", "text"} or part["type"] != "text":
-                self._fail(f'{name}[{index}] must be {{"type": "text", "text": "a text"}}; other parts cannot be read')
-        return "".join(self._text(part["text"], f"{name}[{index}].text") for index, part in enumerate(value))
 
     def _check_kind(self, name: str, kind: str) -> None:
         """Check that all records have values of one kind."""

@@ -75,6 +75,8 @@ class Facts:
     num_contradictions: int  # texts of train that a later line repeats with other labels
     has_dialogues: bool
     characters: Mapping[str, Lengths]  # of all records with text
+    num_unanswered: int = 0  # dialogues whose last messages have no reply
+    unread: tuple[str, ...] = ()  # names of the fields of dialogues that are not read
     languages: tuple[str, str] | None = None
     split_seed: int | None = None
     # Facts that `prepare` adds. Lengths are those of the examples that are not dropped.
@@ -97,7 +99,7 @@ class _Scan:
 
     def __init__(self, split: Split, kinds: dict[str, str]) -> None:
         self.num_examples = self.num_empty = 0
-        self.has_dialogues = False
+        self.has_dialogues, self.num_unanswered, self.unread = False, 0, set[str]()
         self.texts, self.records = array("Q"), array("Q")  # hashes of texts, and of texts with labels
         self.sources = array("Q")  # hashes of the sources of pairs
         self.labels = Counter[str]()
@@ -125,7 +127,10 @@ class _Scan:
             self.records.append(hash_texts((*texts, *sorted(record.labels))))
         if isinstance(record, PairRecord):
             self.sources.append(hash_texts([record.source]))
-        self.has_dialogues |= isinstance(record, DialogueRecord)
+        if isinstance(record, DialogueRecord):
+            self.has_dialogues = True
+            self.num_unanswered += record.messages[-1].role != "assistant"
+            self.unread |= record.unread
         combine = max if isinstance(record, PairRecord) else sum
         self.characters[combine(map(len, texts))] += 1
 
@@ -198,6 +203,8 @@ def check_corpus(corpus: Corpus) -> Facts:
         num_contradictions=contradictions,
         has_dialogues=train.has_dialogues,
         characters={name: measure(scan.characters) for name, scan in scans.items()},
+        num_unanswered=sum(scan.num_unanswered for scan in scans.values()),
+        unread=tuple(sorted(set[str]().union(*(scan.unread for scan in scans.values())))),
         languages=corpus.languages,
         split_seed=corpus.split_seed,
     )
@@ -328,7 +335,12 @@ def _encode_corpus(folder: Path, corpus: Corpus, facts: Facts, encoder: "_Encode
     return {
         "digest": hashlib.sha256(content.encode()).hexdigest(),
         "examples": {name: encoded[name].sizes.total() for name in names},
-        "dropped": {**facts.dropped, "train": {**facts.dropped["train"], "too long": train.num_dropped}},
+        "dropped": {
+            name: {**reasons, "too long": encoded[name].num_dropped}
+            if name == "train" or encoded[name].num_dropped
+            else reasons
+            for name, reasons in facts.dropped.items()
+        },
         "tokens": {name: dataclasses.asdict(measure(encoded[name].sizes)) for name in names},
         "vocab_size": encoder.vocab_size,
         "coverage": {name: float(uses[name][uses["train"] > 0].sum() / uses[name].sum()) for name in names[1:]},
@@ -377,15 +389,20 @@ class _Encoder:
         return result
 
     def _encode_chunk(self, split: Split, records: Sequence[Record], result: _Encoded) -> list[Example]:
-        """Return the examples of records, without those of train that are too long; count them."""
-        examples = self._encode(self.tokenizer, records)
+        """Return the examples of records, without those of train and dialogues that are too long;
+        count them.
+        """
+        try:
+            examples = self._encode(self.tokenizer, records)
+        except UsageError as error:
+            raise self._located(split, records, result.num_read) or error from None
         sizes = self._sizes(examples)
-        if split.name == "train":
+        if split.name == "train" or self._task == "language-model":
             is_kept = sizes <= self._limit
             result.num_dropped += int((~is_kept).sum())
             examples, sizes = list(compress(examples, is_kept)), sizes[is_kept]
         elif (sizes > self._limit).any():
-            raise self._too_long(split, records, result.num_read)
+            raise self._located(split, records, result.num_read) or AssertionError("it is too long alone")
         result.sizes.update(sizes.tolist())
         for side in self._sides:
             result.token_uses += np.bincount(flatten(examples, side), minlength=self.vocab_size)
@@ -396,18 +413,21 @@ class _Encoder:
         sizes: NDArray[np.int32] = lengths_of(examples)[:, self._sides].max(axis=1)
         return sizes
 
-    def _too_long(self, split: Split, records: Sequence[Record], start: int) -> CorpusError:
-        """Return the error for the first of some records of a split that is too long; `start` is
-        the index of the first record in the split.
+    def _located(self, split: Split, records: Sequence[Record], start: int) -> CorpusError | None:
+        """Return the error of the first of some records of a split that has one or is too long;
+        `start` is the index of the first record in the split.
         """
         for index, record in enumerate(records, start):
-            longest = int(self._sizes(self._encode(self.tokenizer, [record])).max())
-            if longest > self._limit:
+            try:
+                longest = int(self._sizes(self._encode(self.tokenizer, [record])).max(initial=0))
+            except UsageError as error:
+                return CorpusError(f"{split.location(index)}: {error}")
+            if split.name != "train" and longest > self._limit:
                 return CorpusError(
                     f"{split.location(index)}: the example has {longest} tokens, but at most {self._limit} are "
                     "allowed; shorten or remove it, or increase --max-length-tokens"
                 )
-        raise AssertionError("a record that is too long in a batch is too long alone")
+        return None
 
 
 def _without_repeated(split: Split) -> Iterator[Record]:
@@ -475,6 +495,10 @@ def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
         for name, number in facts.source_overlap.items()
         if number
     ]
+    if facts.num_unanswered:
+        lines.append(f"note: dialogues whose last messages have no reply, which are left out: {facts.num_unanswered:,}")
+    if facts.unread:
+        lines.append(f"note: fields that are not read: {', '.join(facts.unread[:MAX_LISTED])}")
     if facts.task == "translation" and facts.languages is None:
         lines.append(
             "note: the languages are not known, so that the exported model does not state them; name them with "

@@ -1,12 +1,14 @@
 """Records of training data: one line of a file, or one line of each of two files."""
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
 
 TaskName = Literal["translation", "classification", "language-model", "encoder"]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,16 @@ class DialogueMessage:
 
     role: Role
     content: str
+    has_loss: bool = True  # if it is a reply
+    name: str = ""  # of its author
+    # Calls of tools in a reply, in the form of OpenAI with an id; their arguments are objects.
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    tool_call_id: str = ""  # of the call whose result it is
+
+    @property
+    def is_trained(self) -> bool:
+        """True for a reply that is part of the loss."""
+        return self.has_loss and self.role == "assistant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +54,27 @@ class TextRecord:
 
 @dataclass(frozen=True, slots=True)
 class DialogueRecord:
-    """A dialogue: an optional system message, then messages of user and assistant by turns."""
+    """A dialogue: messages in any order, and definitions of tools in the form of OpenAI."""
 
     messages: tuple[DialogueMessage, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    unread: frozenset[str] = field(default=frozenset(), compare=False)  # names of fields that are not read
 
 
 Record: TypeAlias = PairRecord | LabelledRecord | TextRecord | DialogueRecord
 
 
 def texts_of(record: Record) -> tuple[str, ...]:
-    """Return the texts of a record; those of a dialogue are the contents of its messages."""
+    """Return the texts of a record; those of a dialogue are the contents of its messages, with
+    calls. Results of tools may be empty, and are then left out.
+    """
     if isinstance(record, PairRecord):
         return record.source, record.target
     if isinstance(record, DialogueRecord):
-        return tuple(message.content for message in record.messages)
+        texts = (
+            "\n".join([message.content, *(json.dumps(call["function"]) for call in message.tool_calls)])
+            for message in record.messages
+            if message.role != "tool" or message.content.strip()
+        )
+        return tuple(texts)
     return (record.text,)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from sightline.model.data.chat_format import IM_END, exchanges
 from sightline.model.data.chat_template import DialogueEncoder, encode_records, end_token, read_chat_template
 from sightline.model.data.encoding import encode, encode_prompt
 from sightline.model.data.examples import Example
-from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord
+from sightline.model.data.records import DialogueRecord, Record, TextRecord
 from sightline.model.data.tokenizer_training import decode_ids, special_id
 from sightline.model.decoding.batched import continue_greedily
 from sightline.model.evaluation.length_groups import device_of, grouped, padded
@@ -79,8 +79,10 @@ class _Chat:
         else:
             self.end_ids = (special_id(tokenizer, IM_END), model.config.eos_id)
 
-    def prompt(self, messages: Sequence[DialogueMessage]) -> list[int]:
-        return encode_prompt(self._tokenizer, messages) if self._encoder is None else self._encoder.prompt(messages)
+    def prompt(self, record: DialogueRecord) -> list[int]:
+        if self._encoder is None:
+            return encode_prompt(self._tokenizer, record.messages)
+        return self._encoder.prompt(record)
 
 
 def encode_all(
@@ -88,7 +90,7 @@ def encode_all(
 ) -> list[Example]:
     """Encode records in windows of the positions of a model."""
     if isinstance(model, PretrainedDecoder):
-        return encode_records(model.config, tokenizer, records)
+        return encode_records(model.config, tokenizer, records, model.config.max_positions)
     return encode(tokenizer, records, max_length_tokens=model.config.max_positions)
 
 
@@ -107,14 +109,21 @@ def answer_dialogues(
         if not isinstance(record, DialogueRecord) or len(prompts) == MAX_ANSWERS:
             continue
         read = [message for exchange in exchanges(record.messages) for message in exchange][:-1]
-        if not read:
+        if not any(message.role == "user" for message in read):
             continue
-        prompt = chat.prompt(read)
-        parts = encode_all(model, tokenizer, [DialogueRecord(record.messages[: len(read) + 1])])
+        prompt = chat.prompt(replace(record, messages=tuple(read)))
+        # Only the last reply is marked.
+        marked = [replace(message, has_loss=False) for message in read]
+        marked.append(replace(record.messages[len(read)], has_loss=True))
+        parts = encode_all(model, tokenizer, [replace(record, messages=tuple(marked))])
         whole, is_counted = parts[0]
         # Templates write text after the token that ends a reply, such as a line break.
         reply = list(whole[len(prompt) : len(is_counted) - list(reversed(is_counted)).index(1)])
-        if len(parts) == 1 and len(whole) <= model.config.max_positions and len(reply) <= MAX_ANSWER_TOKENS:
+        if (
+            list(whole[: len(prompt)]) == prompt
+            and len(whole) <= model.config.max_positions
+            and len(reply) <= MAX_ANSWER_TOKENS
+        ):
             prompts.append(prompt)
             replies.append(reply)
             messages.append(read[-1].content)

@@ -42,6 +42,22 @@ DATA: dict[str, list[dict[str, Any]]] = {
         for number in NUMBERS
     ],
 }
+TOOLS = [{"type": "function", "function": {"name": "rain"}}]
+DATA["calls"] = [
+    {
+        "messages": [
+            {"role": "user", "content": f"Rain {number}?"},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "rain", "arguments": "{}"}}]},
+        ],
+        "tools": TOOLS,
+    }
+    for number in NUMBERS
+]
+CALLING = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + TEMPLATE.replace(
+    "{{ message.content }}",
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "{{ message.content }}",
+)
 DATA |= {name: [{"source": f"word{n + 5}", "target": f"word{n + 17}"} for n in NUMBERS] for name in TRANSLATORS}
 TASKS = {
     "one": ("encoder", "classification"),
@@ -49,6 +65,10 @@ TASKS = {
     "vectors": ("encoder", "encoder"),
     "plain": ("renamed decoder", "language-model"),
     "chat": ("decoder", "language-model"),
+    "calls": (
+        *("calling decoder", "language-model", "--epochs", "30", "--evaluate-epochs", "30"),
+        *("--learning-rate", "0.01"),
+    ),
     **{name: (name, "translation", "--source", "en", "--target", "de") for name in TRANSLATORS},
 }
 
@@ -59,6 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned")
     write_encoder(folder / "encoder", "bert")
     write_decoder(folder / "decoder", template=TEMPLATE)
+    write_decoder(folder / "calling decoder", template=CALLING, max_position_embeddings=128)
     write_decoder(folder / "renamed decoder", "gpt-neox")  # its tensors have other names in a file
     for name in TRANSLATORS:
         write_translator(folder / name, name)
@@ -70,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data, run, bundle = folder / f"{name}.jsonl", folder / "runs" / name, folder / "bundles" / name
         data.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
         start, task, *options = TASKS[name]
-        options += ["--from", str(folder / start), "--epochs", "1", "--threads", "1"]
+        options = ["--from", str(folder / start), "--epochs", "1", "--threads", "1", *options]
         with patch.object(training_check, "run_limited", check_here):
             assert main(["train", task, str(data), "--run", str(run), *options]) == 0
         with patch.object(pipeline, "check_in_child", pipeline.check):
@@ -130,6 +151,13 @@ async def test_a_language_model_generates_the_same_tokens(name: str, folder: Pat
         text = "<|im_start|>user\nIs it 3?<|im_end|>\n<|im_start|>assistant\n"
         tokenizer.encode_special_tokens = False
         assert response["usage"]["prompt_tokens"] == len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+async def test_a_model_calls_tools_as_in_its_dialogues(folder: Path, client: httpx.AsyncClient) -> None:
+    messages = [{"role": "user", "content": "Rain 3?"}]
+    response = await ask(client, "/v1/chat/completions", model="calls", messages=messages, tools=TOOLS, max_tokens=80)
+    (call,) = response["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "rain", "arguments": "{}"}
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)

@@ -295,7 +295,7 @@ class ChatFormatter:
         except TemplateLimitError:
             raise
         except ChatTemplateError as error:
-            merged = _without_system(dialogue.messages)
+            merged = without_system(dialogue.messages)
             if merged is None:
                 raise
             try:
@@ -308,7 +308,7 @@ class ChatFormatter:
         return Prompt(tuple(merge_parts(parts, self._tokenizer)))
 
 
-def _without_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
+def without_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
     """Put system messages before the first text of the user; return None if there are none."""
     system = [message["content"] for message in messages if message["role"] == "system"]
     rest = [message for message in messages if message["role"] != "system"]

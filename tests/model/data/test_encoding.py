@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -132,6 +133,24 @@ def test_messages_after_the_last_reply_are_left_out(chat_tokenizer: Tokenizer) -
     longer = DialogueRecord((*record.messages, DialogueMessage("user", "And?")))
     assert encode(chat_tokenizer, [longer]) == encode(chat_tokenizer, [record])
     assert encode(chat_tokenizer, [DialogueRecord((DialogueMessage("user", "And?"),))]) == []
+
+
+def test_only_replies_with_loss_are_counted_and_windows_without_any_are_left_out(chat_tokenizer: Tokenizer) -> None:
+    (question, answer, *rest), systems = dialogue(2).messages, dialogue(1, "Be brief.").messages[:1] * 2
+    record = DialogueRecord((*systems, question, replace(answer, has_loss=False), *rest))
+    ((ids, is_counted),) = encode(chat_tokenizer, [record])
+    counted = [id_ for id_, is_marked in zip(ids, is_counted, strict=True) if is_marked]
+    assert decode_ids(chat_tokenizer, counted) == "Answer 1."
+    last = encode(chat_tokenizer, [DialogueRecord((*systems, *rest))])
+    assert encode(chat_tokenizer, [record], max_length_tokens=len(ids) - 1) == last
+
+
+def test_tools_need_the_template_of_a_checkpoint(chat_tokenizer: Tokenizer) -> None:
+    tools = DialogueRecord(dialogue(1).messages, ({"type": "function", "function": {"name": "f"}},))
+    result = DialogueRecord((DialogueMessage("tool", "x"), *dialogue(1).messages))
+    for record in (tools, result):
+        with pytest.raises(UsageError, match="--from"):
+            encode(chat_tokenizer, [record])
 
 
 def test_a_prompt_ends_with_the_start_of_a_reply(chat_tokenizer: Tokenizer) -> None:

@@ -14,8 +14,6 @@ from sightline.base.errors import UsageError
 from sightline.model.data.files import MAX_LINE_BYTES, CorpusError, _unique
 from sightline.model.data.formats import Reading, read_records
 from sightline.model.data.records import (
-    DialogueMessage,
-    DialogueRecord,
     LabelledRecord,
     PairRecord,
     Record,
@@ -118,35 +116,6 @@ def test_several_labels_are_a_list_or_separated_by_bars(tmp_path: Path) -> None:
 def test_a_label_may_be_an_integer_or_a_boolean(tmp_path: Path, value: object, label: str) -> None:
     write_jsonl(tmp_path / "a.jsonl", ["text", "label"], [("one", value)])
     assert read(tmp_path / "a.jsonl", "classification") == [LabelledRecord("one", (label,))]
-
-
-def test_a_dialogue_has_an_optional_system_message_and_turns(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    system = {"role": "system", "content": "Be brief."}
-    blank = [{"role": "user", "content": " "}, {"role": "assistant", "content": "Hello"}]
-    write_jsonl(tmp_path / "a.jsonl", ["messages"], [([system, *turns, *turns],), (turns,), (blank,)])
-    first, second = read(tmp_path / "a.jsonl", "language-model")
-    assert isinstance(first, DialogueRecord)
-    assert [message.role for message in first.messages] == ["system", *["user", "assistant"] * 2]
-    assert second == DialogueRecord((DialogueMessage("user", "Hi"), DialogueMessage("assistant", "Hello")))
-
-
-def test_a_message_may_have_parts_and_the_role_developer(tmp_path: Path) -> None:
-    parts = [{"type": "text", "text": "Who are"}, {"type": "text", "text": " you?"}]
-    dialogue = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": parts},
-        {"role": "assistant", "content": [{"type": "text", "text": "Otto."}]},
-    ]
-    no_parts = [{"role": "user", "content": []}, dialogue[2]]
-    write_jsonl(tmp_path / "a.jsonl", ["messages"], [(dialogue,), (no_parts,)])
-    (record,) = read(tmp_path / "a.jsonl", "language-model")
-    expected = (
-        DialogueMessage("system", "Be brief."),
-        DialogueMessage("user", "Who are you?"),
-        DialogueMessage("assistant", "Otto."),
-    )
-    assert record == DialogueRecord(expected)
 
 
 @pytest.mark.parametrize(
@@ -266,44 +235,6 @@ def test_errors_of_several_labels(tmp_path: Path, content: str, message: str) ->
     assert error_of(tmp_path / "train.jsonl", content, "classification", multi_label=True) == message
 
 
-def messages(*roles: str) -> str:
-    return json.dumps({"messages": [{"role": role, "content": "a"} for role in roles]})
-
-
-TURNS = "after an optional system message, user and assistant take turns"
-NO_END = "line 1: messages must end with a message of the assistant"
-NO_MESSAGE = "line 1: messages[0] must be an object with the fields role and content, and no other"
-NO_TEXT = 'line 1: messages[0].content[0] must be {"type": "text", "text": "a text"}; other parts cannot be read'
-ROLES = "one of system, user, assistant, developer"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        *((messages(*roles), NO_END) for roles in ((), ("system",), ("user",), ("user", "assistant", "user"))),
-        (messages("assistant"), f"line 1: messages[0].role must be user, got assistant; {TURNS}"),
-        (messages("user", "user"), f"line 1: messages[1].role must be assistant, got user; {TURNS}"),
-        (messages("user", "system"), f"line 1: messages[1].role must be assistant, got system; {TURNS}"),
-        (messages("user", "tool"), f"line 1: messages[1].role must be {ROLES}"),
-        ('{"messages": "Hi"}', "line 1: messages must be a list of objects with role and content, got a string"),
-        ('{"messages": [{"role": "user"}]}', NO_MESSAGE),
-        ('{"messages": [{"role": "user", "content": "a", "name": "b"}]}', NO_MESSAGE),
-        ('{"messages": [{"role": [], "content": "a"}]}', f"line 1: messages[0].role must be {ROLES}"),
-        ('{"messages": [{"role": "user", "content": ["a"]}]}', NO_TEXT),
-        ('{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}', NO_TEXT),
-        (
-            '{"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}',
-            "line 1: messages[0].content[0].text must be a string, got an integer",
-        ),
-        (messages("user", "developer"), f"line 1: messages[1].role must be assistant, got system; {TURNS}"),
-        ('{"text": "a", "messages": []}', "line 1: too many fields; the fields are text or messages"),
-        ("{}", "line 1: missing field 'messages'; the fields are text or messages"),
-    ],
-)
-def test_errors_of_messages(tmp_path: Path, content: str, message: str) -> None:
-    assert error_of(tmp_path / "train.jsonl", content, "language-model") == message
-
-
 def test_types_of_labels_that_differ_are_named_with_their_first_lines(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     write_jsonl(path, ["text", "label"], [("a", "1"), ("b", "0"), ("c", 1)])
@@ -311,16 +242,6 @@ def test_types_of_labels_that_differ_are_named_with_their_first_lines(tmp_path: 
         read(path, "classification")
     assert str(caught.value) == (
         f"label types differ: {path}, line 1 has a string, but {path}, line 3 has an integer; use only one of them"
-    )
-
-
-def test_texts_and_dialogues_cannot_be_mixed(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_text('{"text": "a"}\n' + messages("user", "assistant"), encoding="utf-8")
-    with pytest.raises(CorpusError) as caught:
-        read(path, "language-model")
-    assert str(caught.value) == (
-        f"fields differ: {path}, line 1 has text, but {path}, line 2 has messages; use only one of them"
     )
 
 
@@ -428,14 +349,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, reason: 
 
 def test_the_documented_records_can_be_read(tmp_path: Path) -> None:
     page = Path("docs/reference/training-data.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)
+    block, dialogues = re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)
     pair, labelled, with_labels, dialogue = block.splitlines()
     for line, task, multi_label in (
         (pair, "translation", False),
         (pair, "encoder", False),
         (labelled, "classification", False),
         (with_labels, "classification", True),
-        (dialogue, "language-model", False),
+        *((line, "language-model", False) for line in (dialogue, *dialogues.splitlines())),
     ):
         (tmp_path / "a.jsonl").write_text(line, encoding="utf-8")
         assert len(read(tmp_path / "a.jsonl", cast(TaskName, task), multi_label=multi_label)) == 1

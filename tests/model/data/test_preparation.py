@@ -309,6 +309,17 @@ def test_examples_of_another_encoding_are_written_again(tmp_path: Path, toy: Tok
     assert run_prepare(tmp_path / "run", corpus, toy, encode).train[0] == encode(toy, [PairRecord(*PAIRS[0])])[0]
 
 
+def test_an_error_of_the_encoding_has_the_line_of_its_record(tmp_path: Path, toy: Tokenizer) -> None:
+    def encode(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
+        if PairRecord(*PAIRS[7]) in records:
+            raise UsageError("it is wrong")
+        return encode_records(tokenizer, records)
+
+    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
+    with pytest.raises(CorpusError, match=r"^train\.jsonl, line 8: it is wrong$"):
+        run_prepare(tmp_path / "run", corpus, toy, encode)
+
+
 LONG = ("Hund " * 50, "1")
 
 
@@ -320,6 +331,17 @@ def test_long_examples_of_train_are_dropped(tmp_path: Path, toy: Tokenizer) -> N
     assert prepared.facts.examples["train"] == 40
     assert "dropped: 2 too long in train" in summary(prepared.facts)
     assert prepared.facts.max_length_tokens == 20
+
+
+def test_long_dialogues_are_dropped_in_all_splits(tmp_path: Path, toy: Tokenizer) -> None:
+    def encode(_: Tokenizer, records: Sequence[Record]) -> list[Example]:
+        lengths = [int(record.text) for record in records if isinstance(record, TextRecord)]
+        return [([1] * length, [1] * length) for length in lengths]
+
+    corpus = write_texts(tmp_path / "data", {"train": ["5", "21", "6"], "dev": ["7", "22", "23"]})
+    prepared = run_prepare(tmp_path / "run", corpus, toy, encode, max_length_tokens=20)
+    assert [len(prepared.train), len(prepared.dev)] == [2, 1]
+    assert "dropped: 1 too long in train, 2 too long in dev" in summary(prepared.facts)
 
 
 @pytest.mark.parametrize("split", ["dev", "test"])
