@@ -13,7 +13,7 @@ from sightline.model.checkpoint import load_checkpoint, load_metadata, replace_t
 from sightline.model.config import ArchitectureConfig, PretrainedConfig, architecture_of
 from sightline.model.config_fields import read_fields, to_json
 from sightline.model.data.corpus import Split, open_corpus, open_held_out
-from sightline.model.data.formats import PAIR_TASKS, Reading
+from sightline.model.data.formats import PAIR_TASKS, READING_OPTIONS, Reading
 from sightline.model.data.records import TASK_NAMES, TaskName
 from sightline.model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
 from sightline.model.evaluation.defaults import TEST_SPLIT, VALIDATION_SPLIT, EvaluateOptions
@@ -34,7 +34,9 @@ def evaluate(options: EvaluateOptions) -> None:
     is_own_data = "data_path" in record and data.resolve() == Path(record["data_path"]).resolve()
     is_recorded = is_own_data and options.limit is None and checkpoint.name == AVERAGED
     split = options.split
-    source, target = options.source or record.get("source"), options.target or record.get("target")
+    stored = {**record.get("reading", {}), **{name: record[name] for name in ("source", "target") if name in record}}
+    names = {name: getattr(options, name) or stored.get(name) for name in READING_OPTIONS}
+    source, target = names["source"], names["target"]
     if task == "translation":
         sides = source or "en", target or "de"
         if split is not None or _has_named_split(data, sides[0]):
@@ -44,9 +46,9 @@ def evaluate(options: EvaluateOptions) -> None:
             return
     if split is not None:
         raise UsageError(f"--split is for translation only; omit it for {task}")
-    is_pairs = task in PAIR_TASKS
-    multi_label = getattr(config, "multi_label", False)
-    reading = Reading(task, source if is_pairs else None, target if is_pairs else None, multi_label)
+    if task not in PAIR_TASKS:
+        names |= {"source": None, "target": None}
+    reading = Reading(task, **names, multi_label=getattr(config, "multi_label", False))
     part = _held_out(record, data, reading)
     records = list(islice(part, options.limit))
     report = evaluate_checkpoint(

@@ -32,9 +32,18 @@ from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
 from sightline.model.data.chat_template import encode_records
 from sightline.model.data.corpus import Corpus, open_corpus
 from sightline.model.data.encoding import encode
-from sightline.model.data.formats import Reading
+from sightline.model.data.formats import READING_OPTIONS, Reading
 from sightline.model.data.learnt_texts import learnt_texts, read_texts
-from sightline.model.data.preparation import Facts, Prepared, check_corpus, check_space, prepare, summary
+from sightline.model.data.preparation import (
+    CONTRADICTIONS,
+    MAX_LISTED_TEXTS,
+    Facts,
+    Prepared,
+    check_corpus,
+    check_space,
+    prepare,
+    summary,
+)
 from sightline.model.data.pretrained import PRETRAINED, encode_pairs
 from sightline.model.data.records import TaskName
 from sightline.model.data.tokenizer_training import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
@@ -142,9 +151,12 @@ def _trainer(
     if is_resumed:
         _check_unchanged(folder, task, stored, values)
 
-    reading = Reading(task, _text(values, "source"), _text(values, "target"), bool(values.get("multi_label")))
+    names = {name: _text(values, name) for name in READING_OPTIONS}
+    reading = Reading(task, **names, multi_label=bool(values.get("multi_label")))
     corpus = open_corpus(data, reading, int(values["split_seed"]))
     facts = check_corpus(corpus)
+    if len(facts.contradictions) > MAX_LISTED_TEXTS:
+        replace_text(run / CONTRADICTIONS, "".join(f"{line}\n" for line in facts.contradictions))
     notes = list[str]()
     if is_resumed:
         beginning = _Beginning(read_tokenizer(folder.tokenizer), read_model_config(folder.config))
@@ -398,6 +410,7 @@ def _details(
         "data": dict(corpus.digests),
         "data_path": str(data.resolve()),
         "split_seed": corpus.split_seed,
+        "reading": {name: value for name in READING_OPTIONS if (value := getattr(corpus.reading, name)) is not None},
         "summary": summary(prepared.facts, is_trained=bool(_text(values, "from"))),
     }
     if corpus.languages is not None:

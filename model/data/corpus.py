@@ -7,16 +7,17 @@ again for each iteration, so that no corpus is held in memory.
 """
 
 import hashlib
-import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.model.data.files import TABLES, TEXT, CorpusError, open_file
+from sightline.model.data.columns import LANGUAGE_TAG, is_language
+from sightline.model.data.files import READERS, TEXT, CorpusError, at, open_file
 from sightline.model.data.formats import PAIR_TASKS, Reading, read_records
 from sightline.model.data.records import LabelledRecord, Record, TaskName, texts_of
 
@@ -24,8 +25,12 @@ SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation")
 DEV_SHARE, MAX_DEV_RECORDS = 0.05, 1_000  # of a train file that is divided
 MIN_DEV_PAIRS = 4  # of an encoder, whose loss compares the pairs of a batch
 MAX_LABELS = 10_000
-# BCP 47, without the rare forms; private tags begin with x-. The export writes the usual case.
-LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*|[Xx](-[A-Za-z0-9]{1,8})+")
+# What to do with files of other formats.
+WAYS_OUT = {
+    ".parquet": "write it as JSON Lines: python -c \"import pandas; pandas.read_parquet('FILE.parquet').to_json("
+    "'FILE.jsonl', orient='records', lines=True)\"",
+    **dict.fromkeys((".gz", ".zip"), "unpack it"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,10 @@ class Division:
 
     is_dev: bool
     seed: int
-    threshold: int  # largest hash of a record of dev
-    train_only: frozenset[int] = frozenset()  # hashes of records that train needs, to have all labels
+    dev: frozenset[int]  # hashes of the texts of dev
 
     def contains(self, record: Record) -> bool:
-        number = hash_texts(texts_of(record), self.seed)
-        return (number <= self.threshold and number not in self.train_only) == self.is_dev
+        return (hash_texts(texts_of(record), self.seed) in self.dev) == self.is_dev
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Split:
         raise IndexError(f"{self.name} has no record with the index {index}")
 
     def line(self, number: int) -> str:
-        return f"{self}, line {number}"
+        return at(str(self), number)
 
     def __str__(self) -> str:
         return " and ".join(path.name for path in self.files)
@@ -122,8 +125,9 @@ def open_corpus(data: Path, reading: Reading, split_seed: int = 1) -> Corpus:
     languages = (source, target) if source and target else None
     files: dict[str, tuple[Path, ...]] = {}
     if data.is_file():
-        if data.suffix not in _formats(task):
-            raise CorpusError(f"{data} has an unsupported format; {_expected(task)}")
+        if data.suffix.lower() not in _formats(task):
+            way_out = WAYS_OUT.get(data.suffix.lower(), "")
+            raise CorpusError(f"{data} has an unsupported format{way_out and f'; {way_out}'}; {_expected(task)}")
         files["train"] = (data,)
     elif data.is_dir():
         languages, files = _find_files(data, reading)
@@ -143,7 +147,7 @@ def open_corpus(data: Path, reading: Reading, split_seed: int = 1) -> Corpus:
         splits.get("test"),
         digests,
         split_seed if is_divided else None,
-        languages,
+        languages if languages and (task == "encoder" or all(map(is_language, languages))) else None,
     )
 
 
@@ -151,7 +155,7 @@ def open_held_out(data: Path, reading: Reading) -> Split:
     """Find the records of a file, or of the part test, or else dev, of a folder, as `open_corpus`
     does. A folder without test and dev is divided as there.
     """
-    if data.is_file() and data.suffix in _formats(reading.task):
+    if data.is_file() and data.suffix.lower() in _formats(reading.task):
         return Split("test", (data,), reading)
     if data.is_dir():
         _, files = _find_files(data, reading, needs_train=False)
@@ -162,7 +166,7 @@ def open_held_out(data: Path, reading: Reading) -> Split:
 
 
 def _formats(task: TaskName) -> tuple[str, ...]:
-    return (*TABLES, TEXT) if task == "language-model" else TABLES
+    return (*READERS, TEXT) if task in ("language-model", "classification") else READERS
 
 
 def _expected(task: TaskName, languages: tuple[str, str] | None = None) -> str:
@@ -187,6 +191,8 @@ def _find_files(
     for split, names in SPLIT_NAMES.items():
         candidates = [(folder / f"{name}{ending}",) for name in names for ending in _formats(task)]
         present: list[tuple[Path, ...]] = [candidate for candidate in candidates if candidate[0].is_file()]
+        if task != "language-model" and len(present) > 1:
+            present = [files for files in present if files[0].suffix != TEXT]
         for name in names if languages else ():
             pair = tuple(folder / f"{name}.{language}" for language in languages or ())
             missing = [path for path in pair if not path.is_file()]
@@ -213,7 +219,7 @@ def _find_languages(folder: Path, source: str | None, target: str | None) -> tup
     if there are no such files.
     """
     endings = {path.name.removeprefix("train.") for path in folder.glob("train.*") if path.is_file()}
-    formats = {suffix.removeprefix(".") for suffix in (*TABLES, TEXT)}
+    formats = {suffix.removeprefix(".") for suffix in (*READERS, TEXT)}
     language = source or target
     tags = sorted(ending for ending in endings - formats if LANGUAGE_TAG.fullmatch(ending) or ending == language)
     if len(tags) < 2 and endings & formats:
@@ -260,26 +266,48 @@ def check_number_of_labels(number: int, split: Split) -> None:
 def _divide(split: Split, seed: int) -> tuple[Split, Split]:
     """Divide the records of train between train and dev.
 
-    About 5 % of the different records are in dev, at least 1 and at most 1,000; for an encoder, at
-    least `MIN_DEV_PAIRS`, or half of fewer than 8. The first record of each label stays in train.
+    About 5 % of the different texts are in dev, those with the smallest hashes, at least 1 and at
+    most 1,000; for an encoder, at least `MIN_DEV_PAIRS`, or half of fewer than 8. Of labelled
+    texts, this is the share of each label, at least 1 of 2. A text with several labels counts for
+    the rarest. The first text of each label stays in train.
     """
-    hashes, labels, train_only = array("Q"), set[str](), set[int]()
+    hashes, train_only, indices = array("Q"), set[int](), dict[str, int]()
+    owners, labels = array("Q"), array("L")  # text and index of each of its labels
     for record in split:
         hashes.append(hash_texts(texts_of(record), seed))
-        if isinstance(record, LabelledRecord) and not labels.issuperset(record.labels):
-            labels.update(record.labels)
-            check_number_of_labels(len(labels), split)
-            train_only.add(hashes[-1])
+        for label in record.labels if isinstance(record, LabelledRecord) else ():
+            if label not in indices:
+                indices[label] = len(indices)
+                check_number_of_labels(len(indices), split)
+                train_only.add(hashes[-1])
+            owners.append(hashes[-1])
+            labels.append(indices[label])
     if not hashes:
         raise CorpusError(f"{split} is empty or has only blank texts; add examples")
     different = distinct(hashes)
-    candidates = np.setdiff1d(different, np.array(sorted(train_only), np.uint64), assume_unique=True)
-    if len(different) < 2 or not len(candidates):
+    fewest = max(1, min(MIN_DEV_PAIRS, len(different) // 2)) if split.reading.task == "encoder" else 1
+    share, dev = min(DEV_SHARE, MAX_DEV_RECORDS / len(different)), set[int]()
+    for group in _by_label(different, owners, labels):
+        candidates = (number for number in map(int, group) if number not in train_only)
+        dev.update(islice(candidates, max(round(share * len(group)), fewest)))
+    if len(different) < 2 or not dev:
         raise CorpusError(
             f"{split} has too few different examples ({len(different)}) to keep one for dev; add examples, or add a "
             "file dev"
         )
-    fewest = max(1, min(MIN_DEV_PAIRS, len(different) // 2)) if split.reading.task == "encoder" else 1
-    count = min(max(round(DEV_SHARE * len(different)), fewest), MAX_DEV_RECORDS, len(candidates))
-    part = Division(False, seed, int(candidates[count - 1]), frozenset(train_only))
+    part = Division(False, seed, frozenset(dev))
     return replace(split, part=part), replace(split, name="dev", part=replace(part, is_dev=True))
+
+
+def _by_label(different: NDArray[np.uint64], owners: "array[int]", labels: "array[int]") -> list[NDArray[np.uint64]]:
+    """Return the texts of each label in ascending order; all texts if there are no labels.
+
+    A text counts for the rarest of its labels. Texts without any are a group of their own.
+    """
+    names = np.frombuffer(labels, np.dtype(labels.typecode)).astype(np.int64)
+    order = np.argsort(-np.bincount(names)[names], kind="stable")
+    groups = np.full(len(different), -1)
+    # Of several assignments to a text, the last remains.
+    groups[np.searchsorted(different, np.frombuffer(owners, np.uint64)[order])] = names[order]
+    by_group = np.argsort(groups, kind="stable")
+    return np.split(different[by_group], np.flatnonzero(np.diff(groups[by_group])) + 1)

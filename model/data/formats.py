@@ -6,14 +6,15 @@ The fields of a record are `source` and `target` (translation, encoder), `text` 
 one belongs to line N of the other. `sightline.model.data.files` reads the rows of one file.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sightline.model.data.columns import Columns
 from sightline.model.data.dialogues import DialogueReader
-from sightline.model.data.files import CorpusError, at, kind_of, read_rows, read_texts
+from sightline.model.data.files import CSV, READERS, TABLES, TEXT, CorpusError, Row, at, kind_of, read_rows, read_texts
 from sightline.model.data.records import (
     LabelledRecord,
     PairRecord,
@@ -25,6 +26,8 @@ from sightline.model.data.records import (
 
 PAIR_TASKS: tuple[TaskName, ...] = ("translation", "encoder")
 MAX_LABEL_CHARACTERS = 200
+# Options of commands that are fields of `Reading`.
+READING_OPTIONS = ("source", "target", "text", "label", "encoding")
 SEPARATOR = "|"  # of several labels in a cell of a table
 
 
@@ -33,9 +36,13 @@ class Reading:
     """Task whose records the files of a corpus have, and what the user says about them."""
 
     task: TaskName
-    source: str | None = None  # language of sources, which is the ending of their files if there are two
+    # Language of sources, which is the ending of their files if there are two, or their column.
+    source: str | None = None
     target: str | None = None  # language of targets, likewise
     multi_label: bool = False  # a text has any number of labels
+    text: str | None = None  # column of texts
+    label: str | None = None  # column of labels
+    encoding: str | None = None  # of files without a byte order mark; None: UTF-8
 
 
 def read_records(
@@ -49,16 +56,42 @@ def read_records(
             one mapping for several files to compare them.
     """
     if len(files) == 2:
-        yield from _read_pairs(*files)
+        yield from _read_pairs(*files, reading.encoding)
         return
-    converter = _Converter(reading, {} if kinds is None else kinds)
-    for number, fields in read_rows(files[0]):
+    converter = _Converter(reading, {} if kinds is None else kinds, _columns(files[0], reading))
+    for number, fields in _read_rows(files[0], reading, converter.columns):
         yield number, _unless_blank(converter.record(fields, at(files[0], number)))
 
 
-def _read_pairs(first: Path, second: Path) -> Iterator[tuple[int, Record | None]]:
+def describe_columns(files: tuple[Path, ...], reading: Reading) -> list[str]:
+    """Return sentences about the columns that are read, for the user."""
+    columns = _columns(files[0], reading)
+    has_columns = len(files) == 1 and _ending(files[0], reading) in READERS
+    first = next(_read_rows(files[0], reading, columns), None) if has_columns else None
+    used = [name for names in _Converter(reading, {}, columns).choices() for name in names]
+    if first is None:
+        return []
+    columns.rename(first[1])
+    return columns.notes(files[0], used)
+
+
+def _columns(path: Path, reading: Reading) -> Columns:
+    return Columns(reading, "column" if _ending(path, reading) in TABLES else "field")
+
+
+def _read_rows(path: Path, reading: Reading, columns: Columns) -> Iterator[Row]:
+    return read_rows(path, _ending(path, reading), reading.encoding, columns.name)
+
+
+def _ending(path: Path, reading: Reading) -> str:
+    """Return the ending of the format of a file; Excel gives texts with tabs the ending .txt."""
+    ending = path.suffix.lower()
+    return CSV if ending == TEXT and reading.task == "classification" else ending
+
+
+def _read_pairs(first: Path, second: Path, encoding: str | None) -> Iterator[tuple[int, Record | None]]:
     counts = [0, 0]
-    for pair in zip_longest(read_texts(first), read_texts(second)):
+    for pair in zip_longest(read_texts(first, encoding), read_texts(second, encoding)):
         for side, line in enumerate(pair):
             counts[side] += line is not None
         if counts[0] == counts[1]:
@@ -78,25 +111,26 @@ def _unless_blank(record: Record) -> Record | None:
 class _Converter:
     """Converts the fields of rows to records. `_where` is the line of the row, for messages."""
 
-    def __init__(self, reading: Reading, kinds: dict[str, str]) -> None:
+    def __init__(self, reading: Reading, kinds: dict[str, str], columns: Columns) -> None:
         self._task, self._multi_label, self._kinds = reading.task, reading.multi_label, kinds
+        self.columns = columns
+        self._names: tuple[str, ...] | None = None  # fields that the last rows had, which are checked
         self._where = ""
         self._dialogues = DialogueReader(self._fail, self._text)
 
     def record(self, fields: Mapping[str, Any], where: str) -> Record:
         """Return the record of a row. Raises `CorpusError` for fields that are none."""
         self._where = where
+        try:
+            fields = self.columns.rename(fields)
+        except ValueError as error:
+            self._fail(str(error))
         return self._record(fields)
 
     def _fail(self, problem: str) -> NoReturn:
         raise CorpusError(f"{self._where}: {problem}")
 
-    def _several_labels(self, names: Iterable[str]) -> str:
-        """Return what to do if the names are those of texts with several labels."""
-        is_single = self._task == "classification" and not self._multi_label
-        return "; add --multi-label to train with several" if is_single and set(names) == {"text", "labels"} else ""
-
-    def _choices(self) -> tuple[tuple[str, ...], ...]:
+    def choices(self) -> tuple[tuple[str, ...], ...]:
         """Return the sets of fields that a record may have."""
         if self._task in PAIR_TASKS:
             return (("source", "target"),)
@@ -105,17 +139,21 @@ class _Converter:
         return (("text", "labels"), ("text", "label")) if self._multi_label else (("text", "label"),)
 
     def _check_names(self, fields: Mapping[str, Any]) -> None:
-        choices = self._choices()
-        if any(fields.keys() == set(names) for names in choices):
+        """Check that the fields have those of one choice; others are ignored."""
+        if tuple(fields) == self._names:
+            return
+        choices = self.choices()
+        fitting = [set(names) for names in choices if fields.keys() >= set(names)]
+        if fitting and set[str]().union(*fitting) in fitting:
+            self._names = tuple(fields)
             return
         expected = " or ".join(" and ".join(names) for names in choices)
-        for name in fields:
-            if not any(name in names for names in choices):
-                self._fail(f"unknown field {name[:40]!r}; the fields are {expected}{self._several_labels(fields)}")
-        for name in choices[-1]:
-            if name not in fields and not any(set(names) <= fields.keys() for names in choices):
-                self._fail(f"missing field {name!r}; the fields are {expected}")
-        self._fail(f"too many fields; the fields are {expected}")
+        if fitting:
+            self._fail(f"too many fields; the fields are {expected}")
+        if self._task == "classification" and {"text", "labels"} <= fields.keys():
+            self._fail(f"the fields are {expected}, but there is 'labels'; add --multi-label to train with several")
+        name = next(name for name in choices[-1] if name not in fields)
+        self._fail(f"missing field {name!r}; the fields are {expected}, but {self.columns.missing()}")
 
     def _record(self, fields: Mapping[str, Any]) -> Record:
         if self._task == "language-model":

@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import tempfile
+import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,16 +30,29 @@ from sightline.base.text.tokenizer_parts import byte_alphabet
 from sightline.model.data.corpus import Corpus, Split, check_number_of_labels, distinct, hash_texts
 from sightline.model.data.examples import DiskExamples, Example, ExampleWriter, TrainingData, flatten, lengths_of
 from sightline.model.data.files import CorpusError
-from sightline.model.data.formats import PAIR_TASKS
-from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TaskName, texts_of
+from sightline.model.data.formats import PAIR_TASKS, describe_columns
+from sightline.model.data.records import (
+    TRUNCATED_TASKS,
+    DialogueRecord,
+    LabelledRecord,
+    PairRecord,
+    Record,
+    TaskName,
+    texts_of,
+)
+from sightline.model.data.tokenizer_training import truncate
 
 FOLDER = "data"  # of the encoded examples, in the folder of a run
+CONTRADICTIONS = "contradictions.txt"  # texts with different labels, in the folder of a run
 MAX_DEV_RECORDS = 1_000  # of `Prepared.dev_records`
 MIN_COVERAGE = 0.98  # share of the tokens of dev below which a warning is due
-MIN_LABEL_EXAMPLES = 10
+MIN_LABEL_EXAMPLES = 5
 MIN_DEV_EXAMPLES = 10
 MAX_DROPPED = 0.05  # share of train above which a warning is due
 MAX_LISTED = 20  # labels in a line
+MAX_LISTED_TEXTS = 10  # texts with different labels in the summary
+MAX_LISTED_LINES = 5  # of a text and a label
+MAX_CONTRADICTIONS = 1_000  # texts with different labels that are kept
 
 _VERSION = 1  # of the files in FOLDER
 _RESULT = "result.json"
@@ -72,16 +86,19 @@ class Facts:
     source_overlap: Mapping[str, int]  # pairs of dev and test of which train has only the source
     labels: Mapping[str, int]  # names in the order of their indices, and numbers in train
     labels_missing_in_dev: tuple[str, ...]
-    num_contradictions: int  # texts of train that a later line repeats with other labels
+    num_contradictions: int  # texts that a later line, of any split, repeats with other labels
     has_dialogues: bool
     characters: Mapping[str, Lengths]  # of all records with text
     num_unanswered: int = 0  # dialogues whose last messages have no reply
     unread: tuple[str, ...] = ()  # names of the fields of dialogues that are not read
     languages: tuple[str, str] | None = None
     split_seed: int | None = None
+    contradictions: tuple[str, ...] = ()  # the first texts, each with the lines of its labels
+    notes: tuple[str, ...] = ()  # about the columns that are read
     # Facts that `prepare` adds. Lengths are those of the examples that are not dropped.
     tokens: Mapping[str, Lengths] = field(default_factory=dict)
     max_length_tokens: int = 0
+    truncated: Mapping[str, int] = field(default_factory=dict)  # examples with a truncated text
     vocab_size: int = 0
     coverage: Mapping[str, float] = field(default_factory=dict)  # shares of tokens of dev, test that train has
     byte_share: Mapping[str, float] = field(default_factory=dict)  # shares of tokens that are bytes or unknown
@@ -186,7 +203,7 @@ def check_corpus(corpus: Corpus) -> Facts:
     held_out = {name: scan for name, scan in scans.items() if name != "train"}
     has_texts = {name: is_in(scan.texts, train_texts) for name, scan in held_out.items()}
     train_sources = distinct(train.sources)
-    contradictions = len(distinct(train.records)) - len(train_texts) if train.records else 0
+    num_contradictions, contradictions = _contradictions(corpus, scans)
     return Facts(
         corpus.reading.task,
         examples,
@@ -200,13 +217,49 @@ def check_corpus(corpus: Corpus) -> Facts:
         },
         labels={label: train.labels[label] for label in sorted(train.labels, key=_label_order(train.labels))},
         labels_missing_in_dev=tuple(sorted(train.labels.keys() - dev.labels.keys())),
-        num_contradictions=contradictions,
+        num_contradictions=num_contradictions,
         has_dialogues=train.has_dialogues,
         characters={name: measure(scan.characters) for name, scan in scans.items()},
         num_unanswered=sum(scan.num_unanswered for scan in scans.values()),
         unread=tuple(sorted(set[str]().union(*(scan.unread for scan in scans.values())))),
         languages=corpus.languages,
         split_seed=corpus.split_seed,
+        contradictions=contradictions,
+        notes=tuple(
+            dict.fromkeys(note for split in corpus.splits for note in describe_columns(split.files, corpus.reading))
+        ),
+    )
+
+
+def _contradictions(corpus: Corpus, scans: Mapping[str, _Scan]) -> tuple[int, tuple[str, ...]]:
+    """Return the number of texts with different labels, and the lines of the first of them."""
+    if not scans["train"].records:
+        return 0, ()
+    texts, records = (
+        np.concatenate([np.frombuffer(hashes, np.uint64) for hashes in arrays])
+        for arrays in ([scan.texts for scan in scans.values()], [scan.records for scan in scans.values()])
+    )
+    _, first = np.unique(records, return_index=True)  # one record for each set of labels of a text
+    values, counts = np.unique(texts[first], return_counts=True)
+    wanted = set(values[counts > 1].tolist())
+    if not wanted:
+        return 0, ()
+    found: dict[int, tuple[str, dict[str, list[str]]]] = {}  # lines of each label of a text
+    for split in corpus.splits:
+        for number, record in split.numbered():
+            if not isinstance(record, LabelledRecord):
+                continue
+            key = hash_texts(texts_of(record))
+            if key not in wanted or (key not in found and len(found) == MAX_CONTRADICTIONS):
+                continue
+            text = " ".join(record.text.split())
+            _, lines = found.setdefault(key, (text if len(text) <= 80 else f"{text[:79]}…", {}))
+            of_label = lines.setdefault(" and ".join(sorted(record.labels)) or "no label", [])
+            if len(of_label) <= MAX_LISTED_LINES:
+                of_label.append(split.line(number) if len(of_label) < MAX_LISTED_LINES else "…")
+    return len(wanted), tuple(
+        f"{text!r}: " + ", ".join(f"{label} ({'; '.join(of_label)})" for label, of_label in lines.items())
+        for text, lines in found.values()
     )
 
 
@@ -215,13 +268,20 @@ def _check_labels(corpus: Corpus, scans: Mapping[str, _Scan]) -> None:
     if len(known) < 2:
         present = f"only the label {next(iter(known))!r}" if known else "no label"
         raise CorpusError(f"{corpus.train} has {present}; classification needs at least two: add examples of another")
-    for split in corpus.splits[1:]:
-        for label, number in scans[split.name].label_lines.items():
-            if label not in known:
-                raise CorpusError(
-                    f"{split.line(number)}: train has no example of the label {label!r}; add some, or remove the label "
-                    f"from {split.name}"
-                )
+    unknown = {
+        label: split.line(number)
+        for split in reversed(corpus.splits[1:])
+        for label, number in scans[split.name].label_lines.items()
+        if label not in known
+    }
+    if unknown:
+        names = "label" if len(unknown) == 1 else f"{len(unknown)} labels"
+        listed = ", ".join(f"{label!r} ({line})" for label, line in [*unknown.items()][:MAX_LISTED])
+        more = f" and {len(unknown) - MAX_LISTED} more" if len(unknown) > MAX_LISTED else ""
+        raise CorpusError(
+            f"train has no example of the {names} {listed}{more}; add examples, rename the labels as in train, or "
+            "remove these lines"
+        )
 
 
 def _label_order(labels: Mapping[str, int]) -> Callable[[str], Any]:
@@ -244,11 +304,11 @@ def prepare(
 
     Args:
         encode: returns the examples of records in their order, one or more for each.
-        max_length_tokens: length of the longest example. Longer ones of train are dropped, unless
-            all are; in dev and test, they are errors.
+        max_length_tokens: length of the longest example. Longer texts of `TRUNCATED_TASKS` are
+            truncated; longer examples of other tasks are dropped, unless all of a split are.
 
     Raises:
-        CorpusError: an example of dev or test is too long, all of train are, or a file changed.
+        CorpusError: all examples of a split are too long, or a file changed.
     """
     settings = {
         "version": _VERSION,
@@ -262,10 +322,10 @@ def prepare(
     }
     first, sample = _read_dev(corpus.dev, facts.examples["dev"])
     folder = run / FOLDER
-    result = _read_result(folder, settings, encode(tokenizer, first))
+    encoder = _Encoder(corpus.reading.task, tokenizer, encode, max_length_tokens)
+    result = _read_result(folder, settings, encoder.encode(first, _Encoded(encoder.vocab_size)))
     if result is None:
         with _replacing(folder) as temporary:
-            encoder = _Encoder(corpus.reading.task, tokenizer, encode, max_length_tokens)
             result = _encode_corpus(temporary, corpus, facts, encoder)
             (temporary / _RESULT).write_text(json.dumps({"settings": settings, "result": result}), encoding="utf-8")
     digest = result.pop("digest")
@@ -322,7 +382,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 def _encode_corpus(folder: Path, corpus: Corpus, facts: Facts, encoder: "_Encoder") -> dict[str, Any]:
     """Write the examples of train and dev; return facts about the examples of all splits. Dev and
-    test come first, because train takes long and cannot have examples that are too long.
+    test come first, because train takes long.
     """
     encoded = {split.name: encoder.encode_split(folder, split, facts) for split in reversed(corpus.splits)}
     for path in folder.glob("test.*"):  # only train and dev are read
@@ -335,12 +395,8 @@ def _encode_corpus(folder: Path, corpus: Corpus, facts: Facts, encoder: "_Encode
     return {
         "digest": hashlib.sha256(content.encode()).hexdigest(),
         "examples": {name: encoded[name].sizes.total() for name in names},
-        "dropped": {
-            name: {**reasons, "too long": encoded[name].num_dropped}
-            if name == "train" or encoded[name].num_dropped
-            else reasons
-            for name, reasons in facts.dropped.items()
-        },
+        "dropped": {name: {**facts.dropped[name], "too long": encoded[name].num_dropped} for name in names},
+        "truncated": {name: encoded[name].num_truncated for name in names},
         "tokens": {name: dataclasses.asdict(measure(encoded[name].sizes)) for name in names},
         "vocab_size": encoder.vocab_size,
         "coverage": {name: float(uses[name][uses["train"] > 0].sum() / uses[name].sum()) for name in names[1:]},
@@ -352,11 +408,15 @@ def _encode_corpus(folder: Path, corpus: Corpus, facts: Facts, encoder: "_Encode
 class _Encoded:
     """Counts over the examples of a split."""
 
-    token_uses: NDArray[np.int64]  # by token id
+    vocab_size: int
     sizes: Counter[int] = field(default_factory=Counter)  # numbers of examples by their number of tokens
     num_read: int = 0
     num_dropped: int = 0
+    num_truncated: int = 0
     digest: str = ""
+
+    def __post_init__(self) -> None:
+        self.token_uses = np.zeros(self.vocab_size, np.int64)  # by token id
 
 
 class _Encoder:
@@ -371,12 +431,15 @@ class _Encoder:
     def encode_split(self, folder: Path, split: Split, facts: Facts) -> _Encoded:
         last_id, last_label = self.vocab_size - 1, len(facts.labels) - 1
         last = {"classification": last_label, "language-model": 1}.get(self._task, last_id)
-        result = _Encoded(np.zeros(self.vocab_size, np.int64))
+        result = _Encoded(self.vocab_size)
         with ExampleWriter(folder, split.name, (last_id, last)) as writer:
             is_deduplicated = self._task == "encoder" and split.name == "train"
             records = _without_repeated(split) if is_deduplicated else iter(split)
             while chunk := list(islice(records, _CHUNK)):
-                writer.add(self._encode_chunk(split, chunk, result))
+                try:
+                    writer.add(self.encode(chunk, result))
+                except UsageError as error:
+                    raise self._located(split, chunk, result.num_read) or error from None
                 result.num_read += len(chunk)
         if result.num_read != facts.examples[split.name]:
             raise CorpusError(f"{split} changed while it was read; start again when it is complete")
@@ -388,25 +451,29 @@ class _Encoder:
         result.digest = writer.digest()
         return result
 
-    def _encode_chunk(self, split: Split, records: Sequence[Record], result: _Encoded) -> list[Example]:
-        """Return the examples of records, without those of train and dialogues that are too long;
-        count them.
-        """
-        try:
-            examples = self._encode(self.tokenizer, records)
-        except UsageError as error:
-            raise self._located(split, records, result.num_read) or error from None
+    def encode(self, records: Sequence[Record], result: _Encoded) -> list[Example]:
+        """Return the examples of records; truncate or drop those that are too long."""
+        examples = self._encode(self.tokenizer, records)
         sizes = self._sizes(examples)
-        if split.name == "train" or self._task == "language-model":
-            is_kept = sizes <= self._limit
-            result.num_dropped += int((~is_kept).sum())
-            examples, sizes = list(compress(examples, is_kept)), sizes[is_kept]
-        elif (sizes > self._limit).any():
-            raise self._located(split, records, result.num_read) or AssertionError("it is too long alone")
+        is_long = sizes > self._limit
+        if self._task in TRUNCATED_TASKS:
+            examples = [self._truncate(one) if cut else one for one, cut in zip(examples, is_long, strict=True)]
+            sizes = np.minimum(sizes, self._limit)
+            result.num_truncated += int(is_long.sum())
+        else:
+            examples, sizes = list(compress(examples, ~is_long)), sizes[~is_long]
+            result.num_dropped += int(is_long.sum())
         result.sizes.update(sizes.tolist())
         for side in self._sides:
             result.token_uses += np.bincount(flatten(examples, side), minlength=self.vocab_size)
         return examples
+
+    def _truncate(self, example: Example) -> Example:
+        first, second = (
+            truncate(self.tokenizer, ids, self._limit) if side in self._sides else ids
+            for side, ids in enumerate(example)
+        )
+        return first, second
 
     def _sizes(self, examples: Sequence[Example]) -> NDArray[np.int32]:
         """Return the number of tokens of each example; that of a pair is the larger one."""
@@ -414,19 +481,14 @@ class _Encoder:
         return sizes
 
     def _located(self, split: Split, records: Sequence[Record], start: int) -> CorpusError | None:
-        """Return the error of the first of some records of a split that has one or is too long;
-        `start` is the index of the first record in the split.
+        """Return the error of the first of some records of a split that cannot be encoded; `start`
+        is the index of the first record in the split.
         """
         for index, record in enumerate(records, start):
             try:
-                longest = int(self._sizes(self._encode(self.tokenizer, [record])).max(initial=0))
+                self._encode(self.tokenizer, [record])
             except UsageError as error:
                 return CorpusError(f"{split.location(index)}: {error}")
-            if split.name != "train" and longest > self._limit:
-                return CorpusError(
-                    f"{split.location(index)}: the example has {longest} tokens, but at most {self._limit} are "
-                    "allowed; shorten or remove it, or increase --max-length-tokens"
-                )
         return None
 
 
@@ -465,6 +527,7 @@ def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
         lines.append(f"dev: a part of the file of train, chosen with the seed {facts.split_seed}")
     if facts.languages is not None:
         lines.append(f"languages: {facts.languages[0]} (source) to {facts.languages[1]} (target)")
+    lines += facts.notes
     dropped = _join(
         f"{number:,} {reason} in {name}"
         for name, reasons in facts.dropped.items()
@@ -472,6 +535,9 @@ def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
         if number
     )
     lines.append(f"dropped: {dropped}")
+    if any(facts.truncated.values()):
+        numbers = _join(f"{number:,} in {name}" for name, number in facts.truncated.items() if number)
+        lines.append(f"truncated to {facts.max_length_tokens:,} tokens: {numbers}")
     kept = {name: number for name, number in facts.repeated.items() if "repeated" not in facts.dropped[name]}
     lines.append(f"repeated, kept: {_join(f'{number:,} in {name}' for name, number in kept.items() if number)}")
     if facts.labels:
@@ -501,8 +567,8 @@ def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
         lines.append(f"note: fields that are not read: {', '.join(facts.unread[:MAX_LISTED])}")
     if facts.task == "translation" and facts.languages is None:
         lines.append(
-            "note: the languages are not known, so that the exported model does not state them; name them with "
-            "--source and --target, such as --source en --target de"
+            "note: the languages are not known, so that the exported model does not state them; give tags as names of "
+            "languages, and of columns that have other names, such as --source en --target de"
         )
     return lines + [f"warning: {text}" for text in _warnings(facts, is_trained)]
 
@@ -521,23 +587,41 @@ def _warnings(facts: Facts, is_trained: bool) -> Iterator[str]:
     if facts.examples["dev"] < MIN_DEV_EXAMPLES:
         yield f"fewer than {MIN_DEV_EXAMPLES} examples in dev, whose loss decides when the training ends; add some"
     if facts.num_contradictions:
-        yield f"texts of train that occur again with other labels: {facts.num_contradictions:,}; correct them"
-    rare = [label for label, number in facts.labels.items() if number < MIN_LABEL_EXAMPLES]
+        listed = "".join(f"\n  {line}" for line in facts.contradictions[:MAX_LISTED_TEXTS])
+        more = facts.num_contradictions > MAX_LISTED_TEXTS
+        yield (
+            f"texts with different labels: {facts.num_contradictions:,}; correct them"
+            f"{f', the first {len(facts.contradictions):,} are in {CONTRADICTIONS} of the run' if more else ''}{listed}"
+        )
+    for names in _similar(facts.labels):
+        yield f"labels that differ only in case or spaces: {names}; use one name for them"
+    rare = [f"{label} {number}" for label, number in facts.labels.items() if number < MIN_LABEL_EXAMPLES]
     if rare:
         yield f"fewer than {MIN_LABEL_EXAMPLES} examples in train: {', '.join(rare[:MAX_LISTED])}; add some"
     if facts.labels_missing_in_dev:
         missing = ", ".join(facts.labels_missing_in_dev[:MAX_LISTED])
         yield f"dev has no example of {missing}, so that results do not show them; add some"
-    num_long = facts.dropped["train"].get("too long", 0)
-    num_all = facts.examples["train"] + num_long
-    if num_long > MAX_DROPPED * num_all:
-        yield (
-            f"{num_long:,} of {num_all:,} examples of train are dropped, because they have more than "
-            f"{facts.max_length_tokens:,} tokens; increase --max-length-tokens, or shorten them"
-        )
+    for name, cut in (
+        ("dropped", facts.dropped["train"].get("too long", 0)),
+        ("truncated", facts.truncated.get("train", 0)),
+    ):
+        num_all = facts.examples["train"] + (cut if name == "dropped" else 0)
+        if cut > MAX_DROPPED * num_all:
+            yield (
+                f"{cut:,} of {num_all:,} examples of train are {name}, because they have more than "
+                f"{facts.max_length_tokens:,} tokens; increase --max-length-tokens, or shorten them"
+            )
     for name, share in facts.coverage.items():
         if share < MIN_COVERAGE and not is_trained:
             yield f"train has only {share:.1%} of the tokens of {name}; add examples like those of {name}"
+
+
+def _similar(labels: Iterable[str]) -> Iterator[str]:
+    """Yield the names of labels that differ only in case, spaces or forms of characters."""
+    by_key: dict[str, list[str]] = {}
+    for label in labels:
+        by_key.setdefault("".join(unicodedata.normalize("NFKC", label).casefold().split()), []).append(label)
+    return (" and ".join(map(repr, names)) for names in by_key.values() if len(names) > 1)
 
 
 def check_writable(run: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 TaskName = Literal["translation", "classification", "language-model", "encoder"]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
+# Tasks of models that need not read all of a text.
+TRUNCATED_TASKS: tuple[TaskName, ...] = ("classification", "encoder")
 
 Role = Literal["system", "user", "assistant", "tool"]
 

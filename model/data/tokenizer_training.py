@@ -181,6 +181,17 @@ def encode_lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for _, batch in batches for encoding in tokenizer.encode_batch_fast(list(batch))]
 
 
+def truncate(tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int) -> list[int]:
+    """Return the first ids of an encoded text; special tokens at its end are kept, as the service
+    does (`TextTokenizer.encode_truncated`).
+    """
+    if len(ids) <= max_tokens:
+        return list(ids)
+    is_added = tokenizer.encode("a").special_tokens_mask
+    num_final = min(next((index for index, one in enumerate(reversed(is_added)) if not one), 0), max_tokens)
+    return [*ids[: max_tokens - num_final], *ids[len(ids) - num_final :]]
+
+
 def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Decode token ids to text without special tokens and the leading space."""
     text: str = tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.pretrained import PretrainedClassifier
 from sightline.model.data.records import LabelledRecord, Record
-from sightline.model.data.tokenizer_training import encode_lines
-from sightline.model.evaluation.length_groups import device_of, encode_fitting, grouped, padded
+from sightline.model.evaluation.length_groups import device_of, encode_truncated, grouped, padded
 from sightline.model.evaluation.result import Evaluation, Method, shortened
 from sightline.model.evaluation.share import Share
 
@@ -26,10 +25,10 @@ def predict(
     model: Classifier | PretrainedClassifier, tokenizer: Tokenizer, texts: Sequence[str]
 ) -> list[frozenset[int]]:
     """Return the predicted labels of each text: the most likely one, or with `multi_label` all with
-    a probability above one half. Raises `ValueError` for a text that is too long.
+    a probability above one half. Texts that are too long are truncated.
     """
     config, device = model.config, device_of(model)
-    rows = encode_fitting(tokenizer, texts, config.max_positions)
+    rows = encode_truncated(tokenizer, texts, config.max_positions)
     predicted = [frozenset[int]()] * len(rows)
     for group in grouped(list(map(len, rows))):
         scores = model(*padded([rows[index] for index in group], config.pad_id, device))  # (B, C)
@@ -162,13 +161,9 @@ def expected_labels(records: Sequence[LabelledRecord], labels: Sequence[str]) ->
 def evaluate_classification(
     model: Classifier | PretrainedClassifier, tokenizer: Tokenizer, records: Sequence[Record]
 ) -> Evaluation:
-    """Return the metrics of a classifier, and its most frequent confusions. Texts that are too long
-    for the model are skipped.
-    """
+    """Return the metrics of a classifier, and its most frequent confusions."""
     config = model.config
-    labelled = [record for record in records if isinstance(record, LabelledRecord)]
-    lengths = map(len, encode_lines(tokenizer, [record.text for record in labelled]))
-    kept = [record for record, length in zip(labelled, lengths, strict=True) if length <= config.max_positions]
+    kept = [record for record in records if isinstance(record, LabelledRecord)]
     if not kept:
         return Evaluation({})
     texts, expected = [record.text for record in kept], expected_labels(kept, config.labels)

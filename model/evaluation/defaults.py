@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sightline.base.options import Options, Shown
+from sightline.model.data.files import known_encoding
 
 TEST_SPLIT = "test_2016_flickr"  # the test set of Multi30k that the literature reports
 VALIDATION_SPLIT = "val"
@@ -35,6 +36,12 @@ class EvaluateOptions(Options):
     """language of the sources, which is the ending of their file (default: that of the training)"""
     target: Annotated[str | None, Shown("TAG")] = None
     """language of the targets, which is the ending of their file (default: that of the training)"""
+    text: Annotated[str | None, Shown("COLUMN")] = None
+    """column or field of the texts (default: that of the training)"""
+    label: Annotated[str | None, Shown("COLUMN")] = None
+    """column or field of the labels (default: that of the training)"""
+    encoding: Annotated[str, AfterValidator(known_encoding), Shown("NAME")] = ""
+    """encoding of the files of DATA (default: that of the training)"""
     num_beams: Annotated[int, Ge(1)] = 5
     """number of beams of translation"""
     length_penalty: float = 1.0

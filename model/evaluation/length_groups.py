@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from sightline.model.data.batches import pad
-from sightline.model.data.tokenizer_training import encode_lines
+from sightline.model.data.tokenizer_training import encode_lines, truncate
 
 MAX_TOKENS = 4096  # padded tokens of a batch
 
@@ -33,6 +33,11 @@ def device_of(model: nn.Module) -> torch.device:
 def padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return token ids (B, longest), padded on the right, and their lengths (B,)."""
     return pad(rows, pad_id).to(device), torch.tensor([len(row) for row in rows], device=device)
+
+
+def encode_truncated(tokenizer: Tokenizer, texts: Sequence[str], max_positions: int) -> list[list[int]]:
+    """Return the token ids of texts, of which a model reads the first ones."""
+    return [truncate(tokenizer, ids, max_positions) for ids in encode_lines(tokenizer, texts)]
 
 
 def encode_fitting(tokenizer: Tokenizer, texts: Sequence[str], max_positions: int) -> list[list[int]]:

@@ -11,8 +11,7 @@ from torch import Tensor
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.architectures.pretrained import PretrainedEncoder
 from sightline.model.data.records import PairRecord, Record
-from sightline.model.data.tokenizer_training import encode_lines
-from sightline.model.evaluation.length_groups import device_of, encode_fitting, grouped, padded
+from sightline.model.evaluation.length_groups import device_of, encode_truncated, grouped, padded
 from sightline.model.evaluation.result import Evaluation, Method, shortened
 from sightline.model.evaluation.share import Share
 
@@ -22,11 +21,11 @@ NUM_SAMPLES, NUM_NEIGHBOURS = 3, 2
 
 @torch.inference_mode()
 def text_vectors(model: TextEncoder | PretrainedEncoder, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """Return the vectors (N, M) of texts, each of length 1, on the CPU. Raises `ValueError` for a
-    text that is too long.
+    """Return the vectors (N, M) of texts, each of length 1, on the CPU. Texts that are too long are
+    truncated.
     """
     config, device = model.config, device_of(model)
-    rows = encode_fitting(tokenizer, texts, config.max_positions)
+    rows = encode_truncated(tokenizer, texts, config.max_positions)
     order, vectors = list[int](), list[Tensor]()
     for group in grouped(list(map(len, rows))):
         order += group
@@ -63,7 +62,7 @@ def retrieval_fields(
     model: TextEncoder | PretrainedEncoder, tokenizer: Tokenizer, pairs: Sequence[PairRecord]
 ) -> dict[str, Any]:
     """Return recall and mean reciprocal rank in percent as fields of a report; each source is
-    compared with the targets of all pairs. Raises `ValueError` for a text that is too long.
+    compared with the targets of all pairs.
     """
     targets = list(dict.fromkeys(pair.target for pair in pairs))
     sources, candidates = (
@@ -101,15 +100,10 @@ def _neighbours(scores: Tensor, pairs: Sequence[PairRecord], targets: Sequence[s
 def evaluate_encoder(
     model: TextEncoder | PretrainedEncoder, tokenizer: Tokenizer, records: Sequence[Record]
 ) -> Evaluation:
-    """Return recall@1 and the mean reciprocal rank of the first `MAX_PAIRS` pairs, in percent.
-    Pairs with a text that is too long for the model are skipped.
-    """
+    """Return recall@1 and the mean reciprocal rank of the first `MAX_PAIRS` pairs, in percent."""
     pairs = [record for record in records if isinstance(record, PairRecord)][:MAX_PAIRS]
-    ids = [encode_lines(tokenizer, side) for side in zip(*((pair.source, pair.target) for pair in pairs), strict=True)]
-    limit = model.config.max_positions
-    kept = [pair for pair, *both in zip(pairs, *ids, strict=True) if max(map(len, both)) <= limit]
-    if not kept:
+    if not pairs:
         return Evaluation({})
-    fields = retrieval_fields(model, tokenizer, kept)
+    fields = retrieval_fields(model, tokenizer, pairs)
     metrics = {"recall@1": fields["recall_at_1"], "MRR": fields["mrr"]}
-    return Evaluation(metrics, tuple(fields["samples"]), dict.fromkeys(metrics, Method(len(kept))))
+    return Evaluation(metrics, tuple(fields["samples"]), dict.fromkeys(metrics, Method(len(pairs))))

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 
 from sightline.base.errors import UsageError
 from sightline.base.options import Given, Options, Shown, check, flag_name, given_keys, key_of, read_toml, to_toml
-from sightline.model.data.corpus import LANGUAGE_TAG
+from sightline.model.data.files import known_encoding
 from sightline.model.data.records import TaskName
 from sightline.model.training.recipe import LABEL_SMOOTHING, MAX_LENGTH_TOKENS, Size
 from sightline.model.training.train_config import Precision, TrainConfig
@@ -36,14 +36,7 @@ Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
 Dropout = Annotated[float, Ge(0), Le(0.9)]
 
 
-def _tag(text: str) -> str:
-    if text and not LANGUAGE_TAG.fullmatch(text):
-        raise ValueError(f"must be a BCP 47 tag such as en, de-CH, zh-Hans or x-mine, got {text!r}")
-    return text
-
-
-Tag = Annotated[str, AfterValidator(_tag), Shown("TAG")]
-Ending = Annotated[str, Shown("ENDING")]
+Column = Annotated[str, Shown("COLUMN")]
 
 
 class TrainOptions(Options):
@@ -54,6 +47,9 @@ class TrainOptions(Options):
 
     split_seed: Seed = 1
     """seed of the division into train and dev of data that have no dev"""
+    encoding: Annotated[str, AfterValidator(known_encoding), Shown("NAME")] = ""
+    """encoding of the files of DATA, such as cp1252 (default: UTF-8, or UTF-16 with a byte order
+    mark)"""
     license: Annotated[str, Shown("TEXT")] = ""
     """license of the data, as the exported model will state it"""
     size: Auto | Size = "auto"
@@ -69,7 +65,8 @@ class TrainOptions(Options):
     """probability of dropout in the model (default: chosen from the data)"""
     max_length_tokens: Count | Auto = Field(
         default="auto",
-        description="length of the longest example; longer ones are dropped (default: "
+        description="length of the longest example; longer texts of classification and encoder are truncated, and "
+        "longer pairs and exchanges dropped (default: "
         f"{MAX_LENGTH_TOKENS}, or the positions of the model of --from if it has fewer)",
     )
     epochs: Count | Auto = "auto"
@@ -114,34 +111,43 @@ class TrainOptions(Options):
     """updates between checkpoints within an epoch; 0: none"""
 
 
-class _TagOptions(Options):
-    source: Tag = ""
-    """language of the sources as BCP 47 tag, such as en or de-CH; it is the ending of their files
-    if DATA has two files for each split"""
-    target: Tag = ""
+class _SideOptions(Options):
+    source: Annotated[str, Shown("NAME")] = ""
+    """language of the sources as BCP 47 tag, such as en or de-CH, which the exported model states;
+    it is the ending of their files if DATA has two files for each split, or their column or field;
+    a column, or an ending for encoder, may have another name, such as question"""
+    target: Annotated[str, Shown("NAME")] = ""
     """language of the targets, likewise"""
 
 
-class TranslationOptions(TrainOptions, _TagOptions):
+class TranslationOptions(TrainOptions, _SideOptions):
     """Train a model on pairs of source and target; run the same command again to resume."""
 
     task = "translation"
     example = "data/pairs --source en --target de --run runs/en-de"
 
 
+class _TextOptions(Options):
+    text: Column = ""
+    """column or field of the texts; a number if the file does not name its columns (default:
+    text)"""
+
+
 class _LabelOptions(Options):
+    label: Column = ""
+    """column or field of the labels, likewise (default: label)"""
     multi_label: bool = False
     """a text has any number of labels instead of one"""
 
 
-class ClassificationOptions(TrainOptions, _LabelOptions):
+class ClassificationOptions(TrainOptions, _LabelOptions, _TextOptions):
     """Train a model on texts with labels; run the same command again to resume."""
 
     task = "classification"
     example = "data/messages.csv --run runs/messages"
 
 
-class LanguageModelOptions(TrainOptions):
+class LanguageModelOptions(TrainOptions, _TextOptions):
     """Train a model on texts, or dialogues as chat APIs have them.
 
     Run the same command again to resume.
@@ -151,15 +157,7 @@ class LanguageModelOptions(TrainOptions):
     example = "data/dialogues.jsonl --run runs/chat"
 
 
-class _EndingOptions(Options):
-    source: Ending = ""
-    """ending of the files of sources, such as en or question, if DATA has two files for each
-    split"""
-    target: Ending = ""
-    """ending of the files of targets, likewise"""
-
-
-class EncoderOptions(TrainOptions, _EndingOptions):
+class EncoderOptions(TrainOptions, _SideOptions):
     """Train a model on pairs of similar texts, for an embedding model.
 
     Run the same command again to resume.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from sightline.model.config import ArchitectureConfig, CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
-from sightline.model.data.records import TaskName
+from sightline.model.data.records import TRUNCATED_TASKS, TaskName
 from sightline.model.training.train_config import TrainConfig
 
 if TYPE_CHECKING:
@@ -153,6 +153,14 @@ def dropout_of(task: TaskName, num_examples: int) -> float:
     return 0.2 if num_examples <= _SMALL_EXAMPLES else 0.1
 
 
+def _longest(facts: "Facts") -> int:
+    return max(lengths.longest for lengths in facts.tokens.values())
+
+
+def _needed_positions(facts: "Facts") -> int:
+    return max(MIN_POSITIONS, math.ceil(_longest(facts) / _POSITIONS_STEP) * _POSITIONS_STEP)
+
+
 def _choose_model(
     facts: "Facts",
     vocabulary: Mapping[str, int],
@@ -162,15 +170,17 @@ def _choose_model(
     reasons: list[str],
 ) -> ArchitectureConfig:
     task, num_examples = facts.task, facts.examples["train"]
-    longest = max(lengths.longest for lengths in facts.tokens.values())
-    positions = max(MIN_POSITIONS, math.ceil(longest / _POSITIONS_STEP) * _POSITIONS_STEP)
+    if task in TRUNCATED_TASKS:
+        positions, reason = facts.max_length_tokens, "longer texts are truncated, in the service too"
+    else:
+        positions, reason = _needed_positions(facts), f"the longest example has {_longest(facts)} tokens"
     if size is None:
         size = size_of(num_examples)
         reasons.append(f"model size {size}, for {num_examples:,} examples of train")
     if dropout is None:
         dropout = dropout_of(task, num_examples)
         reasons.append(f"dropout {dropout:g}, for {num_examples:,} examples of train")
-    reasons.append(f"{positions} positions, because the longest example has {longest} tokens")
+    reasons.append(f"{positions} positions, because {reason}")
     width, layers = _WIDTHS[size], _LAYERS[task][size]
     shared: dict[str, Any] = {
         **vocabulary,
@@ -208,7 +218,8 @@ def _choose_training(
             reasons.append(reason)
         return chosen[name]
 
-    chosen.setdefault("max_length_tokens", min(facts.max_length_tokens, model.max_positions))
+    positions = min(model.max_positions, _needed_positions(facts))
+    chosen.setdefault("max_length_tokens", min(facts.max_length_tokens, positions))
     batch = tokens.total / _UPDATES_PER_EPOCH
     if is_new_classifier:
         batch = min(batch, _CLASSIFIER_TEXTS * tokens.total / num_examples)

@@ -132,7 +132,7 @@ def sample(parser: Parser, words: Sequence[str]) -> int:
 
 def formats_of(task: TaskName) -> str:
     """Return the endings of the files of a task, for the help."""
-    tables = ".jsonl, .csv, .tsv"
+    tables = ".jsonl, .json, .csv, .tsv, .xlsx, .ods"
     if task in PAIR_TASKS:
         return f"{tables}, or two files such as train.en and train.de"
     return f"{tables}, .txt" if task == "language-model" else tables

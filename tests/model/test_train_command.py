@@ -331,9 +331,9 @@ def test_a_file_of_options_is_overridden_and_stored(
 @pytest.mark.parametrize(
     ("task", "formats"),
     [
-        ("classification", ".jsonl, .csv, .tsv"),
-        ("language-model", ".jsonl, .csv, .tsv, .txt"),
-        ("translation", ".jsonl, .csv, .tsv, or two files such as train.en and train.de"),
+        ("classification", ".jsonl, .json, .csv, .tsv, .xlsx, .ods"),
+        ("language-model", ".jsonl, .json, .csv, .tsv, .xlsx, .ods, .txt"),
+        ("translation", ".jsonl, .json, .csv, .tsv, .xlsx, .ods, or two files such as train.en and train.de"),
     ],
 )
 def test_the_help_names_the_formats_of_a_task(
@@ -412,9 +412,9 @@ def test_other_impossible_runs_are_errors_of_one_line(
     assert "missing file or folder" in refused("language-model", str(tmp_path / "none"), "--run", new)
     assert "no write access to /proc" in refused("language-model", chat, "--run", "/proc/run")
     several = write(tmp_path / "several.tsv", "text\tlabels", "some words\ta|b")
-    assert "the fields are text and label; add --multi-label" in refused("classification", str(several), "--run", new)
+    assert "there is 'labels'; add --multi-label" in refused("classification", str(several), "--run", new)
     table = write(tmp_path / "table.csv", "text,lable", "some words,a")
-    assert f"{table}, line 2: unknown field 'lable'" in refused("classification", str(table), "--run", new)
+    assert f"{table}, line 2: missing field 'label'" in refused("classification", str(table), "--run", new)
     assert main(["train", "encoder", str(data / "translation"), "--run", str(runs / "encoder")]) == 2
     assert "contains a run with other data; choose another folder" in capsys.readouterr().err
     assert main(["train", "language-model", chat, "--run", new, *SMALL, "--batch-tokens", "9"]) == 2
@@ -438,3 +438,29 @@ def test_the_checkpoints_of_a_resumed_run_count_as_space(
     assert main([*command, str(tmp_path / "run")]) == 0
     free -= 1
     assert main([*command, str(tmp_path / "run")]) == 2
+
+
+def test_a_table_with_other_columns_is_trained_evaluated_and_its_contradictions_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"Größe {index % 12};{'ab'[index // 12]};{index}" for index in range(24)] + ["neu;a;0", "alt;b;0"]
+    table = tmp_path / "table.csv"
+    table.write_bytes("\r\n".join(["Nachricht;Art;Nr", *rows, ""]).encode("cp1252"))
+    run, options = tmp_path / "run", ("--text", "nachricht", "--label", "Art", "--encoding", "cp1252")
+    assert main(["train", "classification", str(table), "--run", str(run), *SMALL, *options]) == 0
+    shown = capsys.readouterr().err
+    assert "table.csv: text is the column 'Nachricht'; label is the column 'Art'; ignored: 'Nr'\n" in shown
+    assert "texts with different labels: 12; correct them, the first 12 are in contradictions.txt of the run\n" in shown
+    lines = (run / "contradictions.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 12 and "'Größe 0': a (table.csv, line 2), b (table.csv, line 14)" in lines
+    assert all(f"  {line}\n" in shown for line in lines[:10]) and lines[11] not in shown
+    config = read_model_config(run / "config.json")
+    assert isinstance(config, ClassifierConfig) and config.max_positions == 512  # the limit of the training
+    record = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    assert record["reading"] == {"text": "nachricht", "label": "Art", "encoding": "cp1252"}
+    assert main(["evaluate", str(run)]) == 0
+    other = write(tmp_path / "other.csv", "text,label", "Größe 3,a")
+    assert main(["evaluate", str(run), str(other)]) == 2
+    assert "no column 'nachricht', which --text names; there are 'text', 'label'" in capsys.readouterr().err
+    options = ("--text", "text", "--label", "label", "--encoding", "utf-8")
+    assert main(["evaluate", str(run), str(other), *options]) == 0

@@ -1,12 +1,13 @@
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from sightline.model.data.corpus import MAX_DEV_RECORDS, MAX_LABELS, Corpus, open_corpus
+from sightline.model.data.corpus import MAX_DEV_RECORDS, MAX_LABELS, Corpus, hash_texts, open_corpus
 from sightline.model.data.files import CorpusError
 from sightline.model.data.formats import Reading
 from sightline.model.data.records import TASK_NAMES, LabelledRecord, PairRecord, TaskName, TextRecord, texts_of
@@ -142,14 +143,15 @@ FOLDER = "or a folder with the files train and, optionally, dev and test in one 
 
 @pytest.mark.parametrize("task", TASK_NAMES)
 def test_missing_data_is_named_with_the_formats_of_the_task(tmp_path: Path, task: TaskName) -> None:
-    formats = ".jsonl, .tsv, .csv or .txt" if task == "language-model" else ".jsonl, .tsv or .csv"
+    formats = ".jsonl, .ndjson, .json, .tsv, .csv, .xlsx, .xls, .ods or .txt"
+    if task in ("translation", "encoder"):
+        formats = formats.replace(", .ods or .txt", " or .ods")
     pairs = " or as two files, such as train.de and train.en" if task in ("translation", "encoder") else ""
     expected = f"{task} needs a file in the format {formats}, {FOLDER}{pairs}"
     assert error_of(tmp_path / "data", task) == f"missing file or folder {tmp_path / 'data'}; {expected}"
-    (tmp_path / "data.parquet").touch()
-    assert error_of(tmp_path / "data.parquet", task) == (
-        f"{tmp_path / 'data.parquet'} has an unsupported format; {expected}"
-    )
+    for name, way_out in (("data.foo", ""), ("data.csv.gz", "unpack it; ")):
+        (tmp_path / name).touch()
+        assert error_of(tmp_path / name, task) == f"{tmp_path / name} has an unsupported format; {way_out}{expected}"
     empty = write(tmp_path / "empty", {})
     assert error_of(empty, task) == f"missing file train in {empty}, which has no files; {expected}"
     (empty / "dev.tsv").touch()
@@ -231,18 +233,43 @@ def test_equal_texts_are_in_the_same_part(tmp_path: Path) -> None:
     assert len(dev) == 10 and len(train) == 190
 
 
-def test_train_keeps_an_example_of_each_label(tmp_path: Path) -> None:
+def slow_division(records: list[LabelledRecord], seed: int) -> set[str]:
+    """Return the texts of dev by the documented rule."""
+    counts = Counter(label for text, labels in {(one.text, one.labels) for one in records} for label in labels)
+    order = list(dict.fromkeys(label for one in records for label in one.labels))
+    first = {next(one.text for one in records if label in one.labels) for label in order}
+    groups: dict[str, set[str]] = {}
+    for text in {one.text for one in records}:
+        own = {label for one in records if one.text == text for label in one.labels}
+        groups.setdefault(min(own, key=lambda label: counts[label], default=""), set()).add(text)
+    dev = set()
+    for texts in groups.values():
+        ordered = sorted(texts - first, key=lambda text: hash_texts([text], seed))
+        dev.update(ordered[: max(1, round(0.05 * len(texts)))])
+    return dev
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_dev_has_a_share_of_each_label_and_train_keeps_one(tmp_path: Path, multi_label: bool) -> None:
     path = tmp_path / "all.jsonl"
-    path.write_text(labelled([f"label {index % 60}" for index in range(80)]), encoding="utf-8")
-    for seed in range(20):
-        corpus = open_corpus(path, Reading("classification"), seed)
-        train, dev = list(corpus.train), list(corpus.dev)
-        assert len(dev) == 4
-        labels = [
-            {label for one in part if isinstance(one, LabelledRecord) for label in one.labels} for part in (train, dev)
-        ]
-        assert len(labels[0]) == 60
-        assert labels[1] <= labels[0]
+    sizes = {"a": 200, "b": 57, "c": 30, "d": 2, "e": 1}
+    rows: list[dict[str, object]] = [
+        {"text": f"{label} {index}", "labels" if multi_label else "label": [label] if multi_label else label}
+        for label, size in sizes.items()
+        for index in range(size)
+    ]
+    if multi_label:
+        rows += [{"text": f"x {index}", "labels": ["a", "bcd"[index % 3]]} for index in range(20)]
+        rows += [{"text": "none", "labels": []}, {"text": "none 2", "labels": []}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    for seed in range(3):
+        corpus = open_corpus(path, Reading("classification", multi_label=multi_label), seed)
+        train, dev = (cast(list[LabelledRecord], list(part)) for part in (corpus.train, corpus.dev))
+        assert {one.text for one in dev} == slow_division([*train, *dev], seed)
+        counts = Counter(label for one in dev for label in one.labels)
+        if not multi_label:
+            assert counts == {"a": 10, "b": 3, "c": 2, "d": 1}
+        assert {label for one in train for label in one.labels} == set(sizes)
 
 
 @pytest.mark.parametrize("content", ["one\n", "one\none\n"])

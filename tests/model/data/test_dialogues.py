@@ -49,7 +49,7 @@ def test_errors_name_line_and_field(row: Any, message: str, tmp_path: Path) -> N
     good = {"text": "a"}
     path = tmp_path / "a.jsonl"
     with pytest.raises(CorpusError) as caught:
-        read(path, *([row] if "content" in row or not row else [row, good]))
+        read(path, *([row] if "body" in row or not row else [row, good]))
     assert str(caught.value) == f"{path}, line 1: {message}"
 
 

@@ -26,7 +26,7 @@ from sightline.model.data.records import (
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\n\t\r\ufeff"), max_size=8)
 ROWS = st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=5)
 ONE_PAIR = "each line must be one JSON object"
-NOT_UTF_8 = "is not UTF-8; convert the file to UTF-8"
+NOT_UTF_8 = "save the file as UTF-8 (Excel: CSV UTF-8), or name its encoding with --encoding, such as cp1252"
 ONE_TEXT = "each line must be one JSON object"
 
 
@@ -157,6 +157,7 @@ def test_blank_lines_of_json_are_no_records(tmp_path: Path) -> None:
     assert list(read_records((tmp_path / "a.jsonl",), Reading("language-model"))) == [(2, TextRecord("one"))]
 
 
+NO_PAIR = "line 1: missing field {!r}; the fields are source and target, but there are"
 PAIR_ERRORS = [
     ('{"source": "a" "target": "b"}', f"line 1, column 16: JSON error: Expecting ',' delimiter; {ONE_PAIR}"),
     (
@@ -165,10 +166,16 @@ PAIR_ERRORS = [
     ),
     ('{"source": "a", "target": NaN}', f"line 1: JSON error: NaN is not a JSON value; {ONE_PAIR}"),
     ('{"source": "a", "source": "b"}', f"line 1: JSON error: the field 'source' occurs twice; {ONE_PAIR}"),
-    ('["a", "b"]', f"line 1: expected a JSON object, got a list; {ONE_PAIR}"),
-    ('{"source": "a", "goal": "b"}', "line 1: unknown field 'goal'; the fields are source and target"),
-    ('{"source": "a"}', "line 1: missing field 'target'; the fields are source and target"),
-    ("{}", "line 1: missing field 'source'; the fields are source and target"),
+    (
+        '["a", "b"]',
+        f"line 1: expected a JSON object, got a list; {ONE_PAIR}; rename a file with one list of objects to .json",
+    ),
+    (
+        '{"source": "a", "goal": "b"}',
+        f"{NO_PAIR.format('target')} 'source', 'goal'; name the right ones with --target FIELD",
+    ),
+    ('{"source": "a"}', f"{NO_PAIR.format('target')} 'source'; name the right ones with --target FIELD"),
+    ("{}", f"{NO_PAIR.format('source')} none; name the right ones with --source FIELD --target FIELD"),
     ('{"source": "a", "target": null}', "line 1: target must be a string, got null"),
     ('{"source": 1, "target": "b"}', "line 1: source must be a string, got an integer"),
     ('{"source": "a\\u0000", "target": "b"}', "line 1: source has a NUL character; remove it"),
@@ -187,7 +194,7 @@ def test_errors_of_json_name_line_and_column(tmp_path: Path, content: str, messa
 @pytest.mark.parametrize("brackets", ["[", '{"source": '], ids=["lists", "objects"])
 def test_json_that_is_nested_too_deeply_is_an_error(tmp_path: Path, brackets: str) -> None:
     message = error_of(tmp_path / "train.jsonl", brackets * 100_000, "translation")
-    assert message == f"line 1: JSON error: nested too deeply; {ONE_PAIR}"
+    assert message.startswith(f"line 1: JSON error: nested too deeply; {ONE_PAIR}")
 
 
 SWAPPED = "check that text and label are not swapped"
@@ -227,8 +234,14 @@ def test_an_integer_of_thousands_of_digits_is_an_error_of_its_line(tmp_path: Pat
         ('{"text": "a", "label": 1}', "line 1: label must be a list of strings, got an integer"),
         ('{"text": "a", "labels": ["x", 1]}', "line 1: labels must be a string, got an integer"),
         ('{"text": "a", "label": [], "labels": []}', f"line 1: too many fields; {LABELLED}"),
-        ('{"text": "a"}', f"line 1: missing field 'label'; {LABELLED}"),
-        ('{"labels": []}', f"line 1: missing field 'text'; {LABELLED}"),
+        (
+            '{"text": "a"}',
+            f"line 1: missing field 'label'; {LABELLED}, but there are 'text'; name the right ones with --label FIELD",
+        ),
+        (
+            '{"labels": []}',
+            f"line 1: missing field 'text'; {LABELLED}, but there are 'labels'; name the right ones with --text FIELD",
+        ),
     ],
 )
 def test_errors_of_several_labels(tmp_path: Path, content: str, message: str) -> None:
@@ -245,26 +258,37 @@ def test_types_of_labels_that_differ_are_named_with_their_first_lines(tmp_path: 
     )
 
 
+QUOTED = "texts with the separator or line breaks must be in double quotes"
+
+
 @pytest.mark.parametrize("ending", ["tsv", "csv"])
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([["sentence", "label"], ["a", "b"]], "line 2: unknown field 'sentence'; the fields are text and label"),
-        ([["text"], ["a"]], "line 2: missing field 'label'; the fields are text and label"),
+        (
+            [["subject", "label"], ["a", "b"]],
+            "line 2: missing field 'text'; the fields are text and label, but there are 'subject', 'label'; name the "
+            "right ones with --text COLUMN; if the first line is data, number the columns, such as --text 1 --label 2",
+        ),
+        (
+            [["text"], ["a"]],
+            "line 2: missing field 'label'; the fields are text and label, but there are 'text'; name the right ones "
+            "with --label COLUMN; if the first line is data, number the columns, such as --text 1 --label 2",
+        ),
         ([["text", "label", "label"]], "the first line names the column 'label' twice; rename one"),
-        ([["text", "label"], ["a", "b"], ["a"]], "line 3: expected 2 columns as in the first line, got 1"),
-        ([["text", "label"], ["a", "b", "c"]], "line 2: expected 2 columns as in the first line, got 3"),
+        ([["text", "label"], ["a", "b"], ["a"]], f"line 3: expected 2 columns as in the first line, got 1; {QUOTED}"),
+        ([["text", "label"], ["a", "b", "c"]], f"line 2: expected 2 columns as in the first line, got 3; {QUOTED}"),
         ([["text", "label"], ["a", " "]], "line 2: label is blank; add a name"),
     ],
 )
 def test_errors_of_tables(tmp_path: Path, ending: str, rows: list[list[str]], message: str) -> None:
     separator = {"tsv": "\t", "csv": ","}[ending]
     content = "".join(separator.join(row) + "\n" for row in rows)
-    assert error_of(tmp_path / f"train.{ending}", content, "classification") == message
+    assert error_of(tmp_path / f"train.{ending}", content, "classification").removesuffix(", in a file .csv") == message
 
 
 def test_a_quote_that_is_not_closed_is_an_error_of_the_line_where_it_opens(tmp_path: Path) -> None:
-    advice = "texts with commas, quotes or line breaks must be in double quotes"
+    advice = "texts with the separator ',', quotes or line breaks must be in double quotes"
     for content, message in (
         ('a,b\n"c,d\ne,f\n', f"line 3: CSV error: unexpected end of data; {advice}"),
         ('"a"b,c\n', f"line 2: CSV error: ',' expected after '\"'; {advice}"),
@@ -276,21 +300,24 @@ def test_a_quote_that_is_not_closed_is_an_error_of_the_line_where_it_opens(tmp_p
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("text\nfünf\n".encode("latin-1"), f"line 2, column 2 (in bytes): byte 0xfc {NOT_UTF_8}"),
-        ("text\n".encode("utf-16"), f"line 1, column 1 (in bytes): byte 0xff {NOT_UTF_8}"),
+        ("text\nfünf\n".encode("latin-1"), f"line 2, column 2 (in bytes): byte 0xfc is not UTF-8; {NOT_UTF_8}"),
         (
             "text\n".encode("utf-16-le"),
-            "line 1, column 2: NUL byte; the file is binary or not UTF-8; convert it to UTF-8",
+            f"line 1, column 2: NUL byte; the file is binary or not UTF-8; {NOT_UTF_8}",
         ),
-        (b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", f"line 1, column 1 (in bytes): byte 0x89 {NOT_UTF_8}"),
-        (b"a\xed\xa0\x80", f"line 1, column 2 (in bytes): byte 0xed {NOT_UTF_8}"),
+        (
+            b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR",
+            f"line 1, column 1 (in bytes): byte 0x89 is not UTF-8; {NOT_UTF_8}",
+        ),
+        (b"a\xed\xa0\x80", f"line 1, column 2 (in bytes): byte 0xed is not UTF-8; {NOT_UTF_8}"),
+        ("text\n".encode("utf-16")[:-1], "not utf-16"),
     ],
-    ids=["Latin-1", "UTF-16 with mark", "UTF-16", "PNG", "surrogate"],
+    ids=["Latin-1", "UTF-16", "PNG", "surrogate", "half a character"],
 )
 def test_bytes_that_are_not_utf_8_are_named(tmp_path: Path, ending: str, content: bytes, message: str) -> None:
     if ending == "jsonl":
         content = content.replace(b"text\n", b'{"text": ""}\n', 1)
-    assert error_of(tmp_path / f"train.{ending}", content, "language-model") == message
+    assert error_of(tmp_path / f"train.{ending}", content, "language-model").startswith(message)
 
 
 def test_a_line_that_is_too_long_is_an_error(tmp_path: Path) -> None:

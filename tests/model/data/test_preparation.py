@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from sightline.base.errors import EXIT_USAGE, UsageError, exit_status
+from sightline.base.text.tokenizer import read_tokenizer as read_served
 from sightline.model.data.corpus import Corpus, open_corpus
 from sightline.model.data.encoding import encode as encode_records
 from sightline.model.data.examples import Example, Examples, MemoryExamples
@@ -123,10 +124,24 @@ def test_facts_of_labelled_texts(tmp_path: Path) -> None:
     facts = check_corpus(corpus)
     assert list(facts.labels.items()) == [("-2", 1), ("9", 1), ("10", 4)]
     assert facts.labels_missing_in_dev == ("-2",)
-    assert facts.num_contradictions == 1
+    assert facts.num_contradictions == 2
+    assert facts.contradictions == (
+        "'one': 10 (train.jsonl, line 1), 9 (dev.jsonl, line 1)",
+        "'two': 9 (train.jsonl, line 2), 10 (train.jsonl, line 3; train.jsonl, line 4)",
+    )
     assert facts.repeated == {"train": 1, "dev": 0}
     assert facts.overlap == {"dev": 1}  # the text counts, not the label
     assert facts.source_overlap == {}
+
+
+def test_labels_that_differ_only_in_case_or_spaces_are_named(tmp_path: Path) -> None:
+    labels = ["Refund", "refund", "other", "re fund", "Ｏther", "x"]
+    corpus = write_labelled(tmp_path, {"train": [*zip("abcdef", labels, strict=True)], "dev": [("g", "x")]})
+    lines = [line for line in summary(check_corpus(corpus)) if "differ only" in line]
+    assert [line.removeprefix("warning: labels that differ only in case or spaces: ") for line in lines] == [
+        "'Refund' and 're fund' and 'refund'; use one name for them",
+        "'other' and 'Ｏther'; use one name for them",
+    ]
 
 
 def test_labels_are_in_alphabetical_order_if_one_is_no_integer(tmp_path: Path) -> None:
@@ -174,8 +189,11 @@ def test_identical_train_and_dev_are_an_error(tmp_path: Path) -> None:
 def test_a_label_that_train_never_shows_is_an_error(tmp_path: Path) -> None:
     rows = [("a", "x"), ("b", "y")]
     corpus = write_labelled(tmp_path, {"train": rows, "dev": rows[:1], "test": [("c", "x"), ("d", "z")]})
+    ways_out = "add examples, rename the labels as in train, or remove these lines"
+    assert error_of(corpus) == f"train has no example of the label 'z' (test.jsonl, line 2); {ways_out}"
+    corpus = write_labelled(tmp_path, {"train": rows, "dev": [*rows[:1], ("e", "Y")], "test": [("c", "z"), ("d", "Y")]})
     assert error_of(corpus) == (
-        "test.jsonl, line 2: train has no example of the label 'z'; add some, or remove the label from test"
+        "train has no example of the 2 labels 'z' (test.jsonl, line 1), 'Y' (dev.jsonl, line 2); " + ways_out
     )
 
 
@@ -344,23 +362,32 @@ def test_long_dialogues_are_dropped_in_all_splits(tmp_path: Path, toy: Tokenizer
     assert "dropped: 1 too long in train, 2 too long in dev" in summary(prepared.facts)
 
 
-@pytest.mark.parametrize("split", ["dev", "test"])
-@pytest.mark.parametrize("pair", [LONG, LONG[::-1]])
-def test_a_long_example_of_dev_or_test_is_an_error(
-    tmp_path: Path, toy: Tokenizer, split: str, pair: tuple[str, str]
-) -> None:
-    pairs = {"train": PAIRS[:40], "dev": PAIRS[40:50], "test": PAIRS[50:]}
-    corpus = write_pairs(tmp_path / "data", {**pairs, split: [*pairs[split], (" ", " "), pair, pair]})
-    with pytest.raises(CorpusError) as caught:
-        run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20)
-    length = max(len(ids) for ids in encode_records(toy, [PairRecord(*pair)])[0])
-    assert length > 20
-    assert str(caught.value) == (
-        f"{split}.jsonl, line 12: the example has {length} tokens, but at most 20 are allowed; shorten or remove "
-        "it, or increase --max-length-tokens"
-    )
-    assert list((tmp_path / "run").iterdir()) == []
-    assert run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=length).facts.tokens[split].longest == length
+def test_long_pairs_of_dev_and_test_are_dropped(tmp_path: Path, toy: Tokenizer) -> None:
+    pairs = {"train": PAIRS[:40], "dev": [LONG, *PAIRS[40:50]], "test": [*PAIRS[50:], LONG[::-1], LONG]}
+    corpus = write_pairs(tmp_path / "data", pairs)
+    for _ in range(2):  # the second run uses the files of the first
+        prepared = run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20)
+        assert all_of(prepared.dev) == encode_records(toy, [PairRecord(*pair) for pair in PAIRS[40:50]])
+        assert "dropped: 1 too long in dev, 2 too long in test" in summary(prepared.facts)
+        written = (tmp_path / "run" / "data" / "result.json").stat().st_ino
+    assert (tmp_path / "run" / "data" / "result.json").stat().st_ino == written
+
+
+@pytest.mark.parametrize("task", ["classification", "encoder"])
+def test_long_texts_are_truncated_as_in_the_service(tmp_path: Path, toy: Tokenizer, task: TaskName) -> None:
+    names = ("text", "label") if task == "classification" else ("source", "target")
+    long = ("Hund " * 30, "a")
+    rows = [(f"Katze {index}", "ab"[index % 2]) for index in range(12)]
+    write_rows(tmp_path / "data", names, {"train": [long, *rows[:6]], "dev": [*rows[6:], long]})
+    encode = partial(encode_records, labels="ab") if task == "classification" else encode_records
+    prepared = run_prepare(tmp_path / "run", open_corpus(tmp_path / "data", Reading(task)), toy, encode, 20)
+    (tmp_path / "tokenizer.json").write_text(toy.to_str(), encoding="utf-8")
+    expected = read_served(tmp_path / "tokenizer.json").encode_truncated(long[0], 20)
+    assert prepared.train[0][0] == prepared.dev[6][0] == expected and len(expected) == 20
+    assert prepared.facts.dropped["train"].get("too long") == 0
+    lines = summary(prepared.facts)
+    assert "truncated to 20 tokens: 1 in train, 1 in dev" in lines
+    assert any(line.startswith("warning: 1 of 7 examples of train are truncated") for line in lines)
 
 
 def test_train_with_long_examples_only_is_an_error(tmp_path: Path, toy: Tokenizer) -> None:
@@ -446,15 +473,17 @@ def test_the_summary_warns(tmp_path: Path, toy: Tokenizer) -> None:
         "warning: train also has the texts of 1 of 2 examples of dev, which makes results on dev too good; remove them "
         "from train",
         "warning: fewer than 10 examples in dev, whose loss decides when the training ends; add some",
-        "warning: texts of train that occur again with other labels: 1; correct them",
-        "warning: fewer than 10 examples in train: y, z; add some",
+        "warning: texts with different labels: 1; correct them\n"
+        "  'Hund 1': x (train.jsonl, line 2; dev.jsonl, line 1), y (train.jsonl, line 32)",
+        "warning: fewer than 5 examples in train: y 2, z 1; add some",
         "warning: dev has no example of z, so that results do not show them; add some",
-        "warning: 2 of 35 examples of train are dropped, because they have more than 20 tokens; increase "
+        "warning: 2 of 35 examples of train are truncated, because they have more than 20 tokens; increase "
         "--max-length-tokens, or shorten them",
     ]
-    assert lines[:4] == [
-        "examples: train 33, dev 2",
-        "dropped: 2 too long in train",
+    assert lines[:5] == [
+        "examples: train 35, dev 2",
+        "dropped: none",
+        "truncated to 20 tokens: 2 in train",
         "repeated, kept: none",
         "labels: 3: x 91.4%, y 5.7%, z 2.9%",
     ]

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.checkpoint import load_model
 from sightline.model.data.records import LabelledRecord
+from sightline.model.data.tokenizer_training import encode_lines
 from sightline.model.evaluation.accuracy import (
     confusion_lines,
     count_labels,
@@ -20,6 +21,7 @@ from sightline.model.evaluation.accuracy import (
     micro_f1,
     predict,
 )
+from sightline.model.evaluation.length_groups import encode_truncated
 
 LABELS = ("bad", "fair", "good")
 # Texts of the labels 0, 0, 0, 1, 1, 2, of which the last is never predicted.
@@ -67,9 +69,10 @@ def test_with_several_labels_those_above_one_half_are_predicted(
     assert len(set(predicted)) > 1
 
 
-def test_a_text_that_is_too_long_is_rejected_with_both_numbers(loaded: tuple[Classifier, Tokenizer]) -> None:
-    with pytest.raises(ValueError, match=r"text 1 must have at most 256 tokens \(max_positions\), got \d+; shorten it"):
-        predict(*loaded, ["word " * 300])
+def test_a_text_that_is_too_long_is_truncated(loaded: tuple[Classifier, Tokenizer]) -> None:
+    ids = encode_lines(loaded[1], ["word " * 300])[0]
+    assert encode_truncated(loaded[1], ["word " * 300], 256) == [[*ids[:255], ids[-1]]]
+    assert predict(*loaded, ["word " * 300]) == predict(*loaded, ["word " * 400])
 
 
 def test_the_scores_of_each_label_are_those_by_hand() -> None:
@@ -128,16 +131,16 @@ def test_a_label_that_the_model_lacks_is_rejected() -> None:
         expected_labels(records, LABELS)
 
 
-def test_the_metric_during_training_skips_texts_that_are_too_long(
+def test_the_metric_during_training_truncates_texts_that_are_too_long(
     loaded: tuple[Classifier, Tokenizer], toy_sentences: list[str]
 ) -> None:
     model, tokenizer = loaded
-    predicted = predict(model, tokenizer, toy_sentences)
+    texts = [*toy_sentences, "word " * 300]
     records = [
         LabelledRecord(text, tuple(LABELS[index] for index in label))
-        for text, label in zip(toy_sentences, predicted, strict=True)
+        for text, label in zip(texts, predict(model, tokenizer, texts), strict=True)
     ]
-    found = evaluate_classification(model, tokenizer, [*records, LabelledRecord("word " * 300, ("bad",))])
+    found = evaluate_classification(model, tokenizer, records)
     assert found.metrics == {"accuracy": 100.0, "macro F1": 100.0}
     assert found.samples == ()
     assert evaluate_classification(model, tokenizer, []).metrics == {}

@@ -1,0 +1,158 @@
+"""Fields of records from the columns of tables and the fields of JSON objects that users have.
+
+A field is read from the column that the user names, or else from the column of its name, or else
+from the only one of its `SYNONYMS`. Case makes no difference. Other columns are ignored.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sightline.base.text.languages import language_name
+from sightline.model.data.records import TaskName
+
+if TYPE_CHECKING:
+    from sightline.model.data.formats import Reading
+
+# BCP 47, without the rare forms; private tags begin with x-. The export writes the usual case.
+LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*|[Xx](-[A-Za-z0-9]{1,8})+")
+SIDES = ("src", "tgt", "trg")  # names of columns and endings of files that are no tags of languages
+PAIR = ("source", "target")
+FIELDS: Mapping[TaskName, tuple[str, ...]] = {
+    "classification": ("text", "label"),
+    "language-model": ("text",),
+    "translation": PAIR,
+    "encoder": PAIR,
+}
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "text": ("sentence", "utterance", "content", "message", "review"),
+    "label": ("category", "intent", "class", "topic", "sentiment"),
+    "source": ("src",),
+    "target": ("tgt", "trg"),
+}
+_SHOWN = 12  # names in a message
+
+
+def is_language(name: str) -> bool:
+    return LANGUAGE_TAG.fullmatch(name) is not None and name.lower() not in SIDES
+
+
+class Columns:
+    """Names of the columns of a table, or of the fields of JSON objects, which become those of
+    records. Raises `ValueError` for names that are missing.
+    """
+
+    def __init__(self, reading: "Reading", kind: str) -> None:
+        """`kind` is "column" or "field", for messages."""
+        self._reading, self._kind = reading, kind
+        self._fields = FIELDS.get(reading.task, ())
+        self._given = {field: name for field in self._fields if (name := getattr(reading, field)) is not None}
+        self._names: tuple[str, ...] = ()  # in the last row
+        self._renames: dict[tuple[str, ...], dict[str, str]] = {}
+        self._is_unnamed = False  # the first row is data
+
+    def name(self, rows: Sequence[Sequence[str]]) -> list[str] | None:
+        """Return the names of the columns of a table with these first rows; None if the first row
+        has them.
+
+        Columns have numbers if the user names them so. Two columns without known names are `text`
+        and `label` if the first cell of one of them, the label, occurs in it again.
+        """
+        first = [cell.strip().casefold() for cell in rows[0]]
+        if self._given and all(map(str.isdecimal, self._given.values())):
+            self._is_unnamed = True
+            return [str(number) for number in range(1, len(first) + 1)]
+        known = {name for field in self._fields for name in (field, f"{field}s", *SYNONYMS[field])}
+        if self._reading.task != "classification" or self._given or len(first) != 2 or known & {*first}:
+            return None
+        columns = [[row[index] for row in rows if len(row) == 2] for index in (0, 1)]
+        repeated = [index for index in (1, 0) if columns[index].count(rows[0][index]) > 1]
+        if not repeated:
+            return None
+        self._is_unnamed = True
+        label = min(repeated, key=lambda index: (len(set(columns[index])), sum(map(len, columns[index]))))
+        return ["text", "label"] if label == 1 else ["label", "text"]
+
+    def rename(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the fields of a row by the names of the fields of a record, with all others."""
+        pair = fields.get("translation")
+        if self._reading.task == "translation" and isinstance(pair, dict):
+            fields = pair  # as in data sets of Hugging Face: one text for each language
+        self._names = names = tuple(fields)
+        if names not in self._renames:
+            self._renames[names] = self._find(names)
+        renames = self._renames[names]
+        if not renames:
+            return fields
+        others = {name: value for name, value in fields.items() if name not in renames.values()}
+        return others | {field: fields[name] for field, name in renames.items()}
+
+    def _find(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the names of the fields of a record that have other ones in the file."""
+        by_key = {name.casefold(): name for name in reversed(names)}
+        given = {
+            field: name if name in names else by_key.get(name.casefold(), by_key.get(language_name(name).casefold()))
+            for field, name in self._given.items()
+        }
+        if PAIR[0] in given and not any(given.values()) and all(map(is_language, self._given.values())):
+            given = {}  # languages of the columns source and target
+        renames = {}
+        for field in self._fields:
+            if field in given:
+                found = given[field]
+                if found is None:
+                    name = self._given[field][:40]
+                    tag = (
+                        ", and it is no tag of a language such as en" if field in PAIR and not is_language(name) else ""
+                    )
+                    raise ValueError(f"no {self._kind} {name!r}, which --{field} names{tag}; {_there_are(names)}")
+            elif field in names or f"{field}s" in names:
+                continue
+            else:
+                others = [by_key[name] for name in SYNONYMS[field] if name in by_key]
+                found = by_key.get(field) or by_key.get(f"{field}s") or (others[0] if len(others) == 1 else None)
+            if found is not None:
+                renames[field] = found
+        return {field: name for field, name in renames.items() if field != name}
+
+    def missing(self) -> str:
+        """Return what to do if the last row lacks a field."""
+        names = self._names
+        renames = self._find(names)
+        absent = [field for field in self._fields if not {field, f"{field}s"} & {*renames, *names}]
+        flags = [f"--{field} {self._kind.upper()}" for field in absent]
+        tags = [name for name in names if is_language(name)]
+        if "source" in absent and len(tags) == 2:
+            flags = [f"--source {tags[0]}", f"--target {tags[1]}"]
+        way_out = f"; name the right ones with {' '.join(flags)}" if flags else ""
+        if self._kind == "column" and not renames:
+            numbers = " ".join(f"--{field} {number}" for number, field in enumerate(self._fields, start=1))
+            way_out += f"; if the first line is data, number the columns, such as {numbers}"
+        return f"{_there_are(names)}{way_out}"
+
+    def notes(self, path: Path, used: Collection[str]) -> list[str]:
+        """Return how a file with these names is read; `used` are fields of records."""
+        names = self._names
+        renames = self._find(names)
+        notes = [
+            f"{field} is the {self._kind} {name!r}"
+            for field, name in renames.items()
+            if field.casefold() != name.casefold()
+        ]
+        if self._is_unnamed and not renames:
+            notes = [f"the first line is data, because it has no known names; its columns are {' and '.join(names)}"]
+        kept = {*renames.values(), *used} - renames.keys()
+        ignored = [name for name in names if name not in kept]
+        if ignored:
+            notes.append(f"ignored: {_join(ignored)}")
+        return [f"{path.name}: {'; '.join(notes)}"] if notes else []
+
+
+def _there_are(names: Sequence[str]) -> str:
+    return f"there are {_join(names) or 'none'}"
+
+
+def _join(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(repr(name[:40]) for name in names[:_SHOWN]) + more
