@@ -304,7 +304,7 @@ def align(options: AlignOptions) -> Alignment:
     sentences = () if path is None else _usable_sentences(bundle, path, "--sentences")
     recorded, guided = manifest.alignment, None
     if recorded is not None and recorded.criterion == GUIDED:  # only the import knows the head
-        guided = recorded.layer, recorded.heads[0]
+        guided = recorded.step, recorded.layer, recorded.heads[0]
     alignment = choose_alignment(open_sessions(bundle, manifest), bundle, sentences, guided)
     if alignment is None:
         raise BundleError(

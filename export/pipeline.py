@@ -35,6 +35,7 @@ from sightline.base.bundle_files import write_manifest
 from sightline.base.errors import UsageError
 from sightline.base.machine import available_memory
 from sightline.export.describe import Described, build, described
+from sightline.export.families.description import Guided
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.limits import CHECK_SPEED, begin_child, begin_step, end_if_child_was_ended, end_step, folder_bytes
@@ -239,10 +240,10 @@ def _giga(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f} GB"
 
 
-def check_in_child(export: Export, folder: Path, manifest: Manifest, guided: tuple[int, int] | None) -> Checked:
+def check_in_child(export: Export, folder: Path, manifest: Manifest, guided: Guided | None) -> Checked:
     """Check a written bundle in a child process, whose memory is released at its end.
 
-    `guided` is the layer and head of the cross-attention that was trained to align words.
+    `guided` is the step, layer and head of the cross-attention that was trained to align words.
     """
     # "spawn" starts a new interpreter, which does not inherit the memory of this one.
     context = multiprocessing.get_context("spawn")
@@ -263,7 +264,7 @@ def check_in_child(export: Export, folder: Path, manifest: Manifest, guided: tup
         ) from None
 
 
-def check(export: Export, folder: Path, manifest: Manifest, guided: tuple[int, int] | None) -> Checked:
+def check(export: Export, folder: Path, manifest: Manifest, guided: Guided | None) -> Checked:
     from sightline.export.check.alignment import choose_alignment
     from sightline.export.check.serving import check_serving
     from sightline.export.check.sessions import open_sessions

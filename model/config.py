@@ -38,6 +38,13 @@ MAX_DISTANCE = 16  # k of Shaw et al. 2018: distances beyond it share a vector
 ROTARY_BASE = 10_000.0
 
 
+def guided_layer(layers: int) -> int:
+    """Return the layer of a decoder whose first head is trained to align words: the one before the
+    last (Garg et al. 2019, section 4.1), or the only one.
+    """
+    return max(layers - 2, 0)
+
+
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Return the slopes 2^(-8 / H), 2^(-16 / H), ..., 2^-8 of the heads (Press et al. 2022)."""
     return tuple(2 ** (-8 * head / num_heads) for head in range(1, num_heads + 1))
@@ -72,6 +79,9 @@ class StackConfig(ArchitectureConfig):
 
 EncoderAttention = Literal["multi-head", "single-head", "single-head-without-weights", "linformer"]
 Sharing = Literal["headwise", "key-value", "layerwise"]
+# First sublayer of a decoder layer: self-attention, or a simpler simple recurrent unit (Kim et al.
+# 2019), see `sightline.model.layers.recurrent_unit`.
+Decoder = Literal["transformer", "ssru"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,8 @@ class TransformerConfig(StackConfig):
     linformer_size: Size = 128  # number of projected keys [k of Wang et al. 2020]
     linformer_sharing: Sharing = "layerwise"  # which projections are shared, see `sightline.model.layers.linformer`
     causal_encoder: bool = False  # source tokens attend to no later ones, as target tokens do
+    decoder: Decoder = "transformer"
+    guided_alignment: bool = False  # the first head of `guided_layer` was trained to align words
 
     def __post_init__(self) -> None:
         super().__post_init__()

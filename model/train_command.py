@@ -26,8 +26,9 @@ from sightline.base.errors import UsageError
 from sightline.base.options import flag_name
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata, replace_text
-from sightline.model.config import ArchitectureConfig, PretrainedConfig, read_model_config
+from sightline.model.config import ArchitectureConfig, PretrainedConfig, TransformerConfig, read_model_config
 from sightline.model.config_fields import read_fields, to_json
+from sightline.model.data.alignments import read_links
 from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
 from sightline.model.data.chat_template import encode_records
 from sightline.model.data.corpus import Corpus, open_corpus
@@ -46,11 +47,13 @@ from sightline.model.data.preparation import (
 )
 from sightline.model.data.pretrained import PRETRAINED, encode_pairs
 from sightline.model.data.records import TaskName
+from sightline.model.data.teaching import with_teacher
 from sightline.model.data.tokenizer_training import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
 from sightline.model.precision import default_device
 from sightline.model.training.classification import CLASSIFICATION
 from sightline.model.training.contrastive import ENCODER
 from sightline.model.training.folder import RunFolder, locked
+from sightline.model.training.guided import GuidedTrainer
 from sightline.model.training.language_model import LANGUAGE_MODEL
 from sightline.model.training.options import (
     AUTO,
@@ -90,6 +93,8 @@ CheckTokenizer: TypeAlias = Callable[[Path], None]
 ReadCheckpoint: TypeAlias = Callable[
     [str, TaskName, str | None, tuple[str, str] | None], AbstractContextManager[tuple[Path, Path | None]]
 ]
+# `Translate` with the bundle of `--teacher`, the languages of the data and a number of threads.
+Teach = Callable[[Path, tuple[str, str] | None, int, Sequence[str], Path], None]
 OPTIONS_FILE = "options.toml"  # in the folder of a run
 BYTES_OF_STATE = 12  # of a parameter: float32 weight and two moments of Adam
 BYTES_OF_WEIGHT = 4
@@ -113,13 +118,14 @@ def train(
     options: Mapping[str, Value],
     check_tokenizer: CheckTokenizer,
     read_checkpoint: ReadCheckpoint,
+    teach: Teach,
 ) -> None:
     """Train a model on data, or resume the run. `options` are those that the user gave, by their
     keys in a configuration file. Raises `UsageError` for options or data that can never work, and
     `OSError` or `ValueError` as `Trainer` does.
     """
     with locked(run), ExitStack() as opened:
-        trainer, license_ = _trainer(task, data, run, options, check_tokenizer, read_checkpoint, opened)
+        trainer, license_ = _trainer(task, data, run, options, check_tokenizer, read_checkpoint, teach, opened)
         opened.close()  # the weights of a checkpoint are read
         trainer.fit()
         # A run that had finished before writes no record, but its license may be new.
@@ -141,6 +147,7 @@ def _trainer(
     options: Mapping[str, Value],
     check_tokenizer: CheckTokenizer,
     read_checkpoint: ReadCheckpoint,
+    teach: Teach,
     opened: ExitStack,
 ) -> tuple[Trainer, str | None]:
     """Prepare a run; return its trainer and the license. Checkpoints stay open in `opened`."""
@@ -154,10 +161,16 @@ def _trainer(
     names = {name: _text(values, name) for name in READING_OPTIONS}
     reading = Reading(task, **names, multi_label=bool(values.get("multi_label")))
     corpus = open_corpus(data, reading, int(values["split_seed"]))
-    facts = check_corpus(corpus)
+    facts, given = check_corpus(corpus), corpus
     if len(facts.contradictions) > MAX_LISTED_TEXTS:
         replace_text(run / CONTRADICTIONS, "".join(f"{line}\n" for line in facts.contradictions))
     notes = list[str]()
+    guide = _guide(values, corpus)
+    if teacher := _text(values, "teacher"):
+        translate = partial(teach, Path(teacher), corpus.languages, int(values["threads"]))
+        corpus, note = with_teacher(corpus, run, None if is_resumed else translate)
+        facts = check_corpus(corpus)
+        notes.append(note)
     if is_resumed:
         beginning = _Beginning(read_tokenizer(folder.tokenizer), read_model_config(folder.config))
     elif _text(values, "from"):
@@ -167,7 +180,11 @@ def _trainer(
     fields = training_fields(values)
     if is_resumed:
         fields = _resumed_fields(folder, fields, notes)
-    prepared = _prepare(run, corpus, facts, beginning, values)
+    prepared, links = _prepare(run, corpus, facts, beginning, values), None
+    if isinstance(guide, Path):
+        links, note = read_links(guide, corpus.train, prepared.tokenizer, prepared.train)
+        prepared = dataclasses.replace(prepared, digest=f"{prepared.digest} {links.digest()}")
+        notes.append(note)
     show([*summary(prepared.facts, is_trained=bool(_text(values, "from"))), *notes])
     recipe = _recipe(prepared.facts, beginning, values, fields, corpus)
     _check_space(run, recipe)
@@ -177,12 +194,13 @@ def _trainer(
     show(recipe.reasons)
     replace_text(run / OPTIONS_FILE, options_to_toml(task, values))
     record = read_fields(folder.record) if folder.record.exists() else {}
-    details = {"learnt_share": beginning.learnt_share, **_details(corpus, prepared, values, data, record)}
+    details = {"learnt_share": beginning.learnt_share, **_details(given, prepared, values, data, record)}
     if is_resumed:
         details["learnt_share"] = record.get("learnt_share")
     if beginning.files is not None:
         shutil.copytree(beginning.files, run / PRETRAINED, dirs_exist_ok=True)
-    trainer = Trainer(
+    make: Callable[..., Trainer] = partial(GuidedTrainer, links=links) if guide else Trainer
+    trainer = make(
         run,
         recipe.config,
         TASKS[task],
@@ -193,6 +211,27 @@ def _trainer(
         flags=FLAGS,
     )
     return trainer, details["license"]
+
+
+def _guide(values: Mapping[str, Value], corpus: Corpus) -> Path | str | None:
+    """Return the file of links to which a head is guided, `AUTO` if the model finds them, None if
+    no head is guided.
+    """
+    guide, teacher = _text(values, "guided_alignment"), _text(values, "teacher")
+    path = corpus.train.files[0].with_suffix(".align") if guide == AUTO else Path(guide or "")
+    if guide is None or (guide == AUTO and (teacher or not path.is_file())):
+        return guide
+    if teacher:
+        raise UsageError(
+            f"{path} aligns the targets of the data, which --teacher replaces; give --guided-alignment without a file, "
+            "so that the model aligns the translations of the teacher itself"
+        )
+    if not path.is_file():
+        raise UsageError(
+            f"missing file {path}; name a file of links with --guided-alignment, or give it without a file, so that "
+            "the model finds the links itself"
+        )
+    return path
 
 
 def _text(values: Mapping[str, Value], name: str) -> str | None:
@@ -254,8 +293,8 @@ def _start_from(
     opened: ExitStack,
     read_checkpoint: ReadCheckpoint,
 ) -> _Beginning:
-    for name in ("tokenizer", "size", "vocab_size"):
-        if values.get(name, "") not in ("", AUTO):
+    for name in ("tokenizer", "size", "vocab_size", "decoder"):
+        if values.get(name, "") not in ("", AUTO, "transformer"):
             raise UsageError(f"{flag_name(name)} cannot be combined with --from, which determines it; omit it")
     template = CHAT_TEMPLATE if facts.has_dialogues else None
     name, labels = str(values["from"]), tuple(facts.labels)
@@ -265,6 +304,10 @@ def _start_from(
     else:
         start = start_from_pretrained(folder, parts, labels, multi_label=bool(values.get("multi_label")))
     config = start.config
+    if isinstance(config, TransformerConfig):
+        config = dataclasses.replace(config, guided_alignment=False)  # unless this run guides it again
+    elif _text(values, "guided_alignment"):
+        raise UsageError(f"--guided-alignment trains a Transformer of this project, which {name} is not; omit it")
     if values["dropout"] != AUTO:
         config = dataclasses.replace(config, dropout=float(values["dropout"]))
     notes += start.notes
@@ -375,6 +418,7 @@ def _recipe(
             size=None if size == AUTO else size,  # type: ignore[arg-type]  # one of the choices
             dropout=None if dropout == AUTO else float(dropout),
             multi_label=corpus.reading.multi_label,
+            decoder=values.get("decoder", "transformer"),  # type: ignore[arg-type]  # one of the choices
             model=beginning.model,
             start=start,  # type: ignore[arg-type]
             updates_in_time=updates_in_time,

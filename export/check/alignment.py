@@ -6,7 +6,7 @@ translation is scored again with each source word left out. The reference link o
 the source word whose absence lowers its log-probability most. Each head, the mean of all heads of
 each layer, and means of a few heads are compared with these links by the words with the largest
 weights, both at the step that writes a target token and at the next one, which reads it. A head
-trained to align words (`guided`) needs no comparison: it was trained at the step that writes.
+trained to align words (`guided`) needs no comparison, at the step at which it was trained.
 
 Row 0 of a cross-attention map is that of the step that reads the start token and writes the first
 token of the target.
@@ -25,10 +25,10 @@ from sightline.base.bundle import ALIGNMENT_STEPS, MANIFEST, Alignment, Alignmen
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
 from sightline.base.text.words import Word, merge_weights, rows_that_read, words_of
 from sightline.export.check.sessions import Sessions, default_language_ids, read_sources, run_step
+from sightline.export.families.description import Guided
 
 CRITERION = "prediction_difference"
 GUIDED = "guided"  # criterion of a head that was trained to align words
-Guided = tuple[int, int]  # layer and head
 MAX_SENTENCES = 100  # a few seconds of work for a small model
 MAX_HEADS = 4  # largest number of heads in a mean, except for all heads of a layer
 # Sentences by language, which were written for this project and say the same in all languages. Each
@@ -103,7 +103,7 @@ def best_heads(sentences: Sequence[AlignedSentence], guided: Guided | None = Non
     }
     step, layer, heads = max(scores, key=lambda candidate: (scores[candidate], -len(candidate[2]), -candidate[1]))
     if guided is not None:
-        step, layer, heads = "writes", guided[0], (guided[1],)
+        (step, layer), heads = guided[:2], guided[2:]
     return Alignment(
         step=step,
         layer=layer,

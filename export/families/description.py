@@ -11,9 +11,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.base.bundle import LabelKind
+from sightline.base.bundle import AlignmentStep, LabelKind
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_10", "gelu_tanh", "quick_gelu", "silu", "mish", "tanh"]
+
+Guided = tuple[AlignmentStep, int, int]  # step, layer and head of a decoder, as indices from 0
 
 
 @dataclass(frozen=True)
@@ -265,8 +267,7 @@ class Description:
     source_vocabulary: int | None = None  # tokens of the encoder; None: those of the decoder
     logits_scale: float = 1.0
     logits_softcap: float | None = None  # logits x become softcap * tanh(x / softcap)
-    # Layer and head of the cross-attention that was trained on word alignments, as indices from 0.
-    guided_alignment: tuple[int, int] | None = None
+    guided_alignment: Guided | None = None  # the cross-attention that was trained on word alignments
     reads_pairs: bool = True  # False: the token types of a pair of texts are not known
 
     @property

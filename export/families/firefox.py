@@ -166,7 +166,7 @@ def describe(
         stack("encoder"),
         stack("decoder"),
         source_vocabulary=None if is_shared else sizes[0],
-        guided_alignment=(guided_layer, 0),  # Marian trains the first head of a layer
+        guided_alignment=("writes", guided_layer, 0),  # Marian trains the first head of a layer
     )
     weights = Weights(tensors, _modules(model, is_shared=is_shared))
     check_shapes(model, weights, f"{CONFIG} of {file}")

@@ -15,6 +15,7 @@ from sightline.export.families.description import (
     Attention,
     Description,
     FeedForward,
+    Guided,
     Head,
     Norm,
     ProjectedKeys,
@@ -34,6 +35,7 @@ from sightline.model.config import (
     ArchitectureConfig,
     alibi_slopes,
     architecture_of,
+    guided_layer,
     matrix_indices,
 )
 from sightline.model.parts import CONFIG
@@ -75,7 +77,12 @@ def _transformer(config: Config, tensors: Tensors) -> Description:
     cross = _attention(config, heads, has_positions=False)
     decoder = (_attention(config, heads),) * config.integer("decoder_layers")
     source = replace(_stack(config, encoder, pre_norm), is_causal=config.boolean("causal_encoder"))
-    return _describe(config, source, _stack(config, decoder, pre_norm, cross))
+    target = _stack(config, decoder, pre_norm, cross)
+    if config.text("decoder") == "ssru":
+        target = replace(target, cell="ssru")
+    # The weights of the step that reads a token are trained (Chen et al. 2020, section 3.2).
+    guided: Guided | None = ("reads", guided_layer(len(decoder)), 0) if config.boolean("guided_alignment") else None
+    return replace(_describe(config, source, target), guided_alignment=guided)
 
 
 def _classifier(config: Config, tensors: Tensors) -> Description:
@@ -147,6 +154,7 @@ def _stack_modules(name: str, stack: Stack, model: Description, tensors: Tensors
     if "position_embedding.weight" in tensors:
         modules[f"{name}.positions"] = "position_embedding"
     parts = {"self_attention": ("query", "key", "value", "output"), "feed_forward": ("inner", "outer")}
+    parts["cell"] = ("forget", "input")
     parts["cross_attention"] = parts["self_attention"]
     for part, linears in parts.items():
         modules[f"{name}.{{}}.{part}_norm"] = f"{layers}.{{}}.{part}_norm.norm"

@@ -1,14 +1,16 @@
 """Encoder-decoder Transformer of Vaswani et al. 2017 with a shared embedding.
 
 The default is post-norm, as in the paper; the configuration selects pre-norm and other kinds of
-encoder self-attention. Shapes use B batch, S source, T target, M width of the model, H heads, L
-layers, V vocabulary.
+encoder self-attention, and a recurrent unit in place of the decoder's. Shapes use B batch, S
+source, T target, M width of the model, H heads, L layers, V vocabulary.
 """
+
+from collections.abc import Container
 
 import torch
 from torch import Tensor, nn
 
-from sightline.model.config import TransformerConfig
+from sightline.model.config import TransformerConfig, guided_layer
 from sightline.model.layers.embedding import TransformerBase
 from sightline.model.layers.linformer import LinformerAttention, Projections, token_weights
 from sightline.model.layers.multi_head_attention import (
@@ -37,7 +39,7 @@ class Transformer(TransformerBase):
         self.encoder = nn.ModuleList(
             EncoderLayer(config, _encoder_attention(config), config.pre_norm) for _ in range(config.encoder_layers)
         )
-        self.decoder = nn.ModuleList(DecoderLayer(config, config.pre_norm) for _ in range(config.decoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         # Pre-norm layers do not normalize their output, so the stack does (Xiong et al. 2020, table
         # 1).
         self.encoder_norm = nn.LayerNorm(config.d_model) if config.pre_norm else nn.Identity()
@@ -77,20 +79,37 @@ class Transformer(TransformerBase):
 
         Padding on the right needs no mask, because no token attends to a later position. Returns
         hidden states (B, T, M), the decoder self-attention weights (L, B, H, T, T) and the
-        cross-attention weights (L, B, H, T, S); the weights are None unless requested.
+        cross-attention weights (L, B, H, T, S). The weights are None unless requested; a recurrent
+        unit has no self-attention.
+        """
+        layers = range(len(self.decoder)) if need_weights else ()
+        x, self_maps, cross_maps = self._decode(target, memory, source_lengths, layers)
+        if not need_weights:
+            return x, None, None
+        return x, torch.stack(self_maps) if self_maps else None, torch.stack(cross_maps)
+
+    def decode_guided(self, target: Tensor, memory: Tensor, source_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the decoder as `decode` does. Returns hidden states (B, T, M), and the weights
+        (B, T, S) of the head that is trained to align words.
+        """
+        x, _, (weights,) = self._decode(target, memory, source_lengths, [guided_layer(len(self.decoder))])
+        return x, weights[:, 0]
+
+    def _decode(
+        self, target: Tensor, memory: Tensor, source_lengths: Tensor, weighted: Container[int]
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Run the decoder; return hidden states, and the weights of self-attention and of
+        cross-attention of the layers in `weighted`.
         """
         self_mask = causal_mask(target.size(1), target.device)
         memory_mask = length_mask(source_lengths, memory.size(1)).unsqueeze(1)  # (B, 1, 1, S)
         x = self.embed(target)
-        self_maps, cross_maps = [], []
-        for layer in self.decoder:
-            x, self_weights, cross_weights = layer(x, memory, self_mask, memory_mask, need_weights)
-            self_maps.append(self_weights)
-            cross_maps.append(cross_weights)
-        x = self.decoder_norm(x)
-        if not need_weights:
-            return x, None, None
-        return x, torch.stack(self_maps), torch.stack(cross_maps)
+        self_maps, cross_maps = list[Tensor](), list[Tensor]()
+        for number, layer in enumerate(self.decoder):
+            x, self_weights, cross_weights = layer(x, memory, self_mask, memory_mask, number in weighted)
+            self_maps += [self_weights] if self_weights is not None else []
+            cross_maps += [cross_weights] if cross_weights is not None else []
+        return self.decoder_norm(x), self_maps, cross_maps
 
     def logits(self, decoded: Tensor) -> Tensor:
         """Project hidden states (..., M) to logits (..., V) with the embedding matrix."""
@@ -104,12 +123,13 @@ class Transformer(TransformerBase):
     def attention_maps(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return the attention weights of one forward pass in the current mode.
 
-        They are "encoder" (L, B, H, S, S), "decoder" (L, B, H, T, T) and "cross" (L, B, H, T, S). A
-        Linformer also has "encoder_slots" (L, B, H, S, k), the weights of the k projected keys; its
-        "encoder" weights are those mapped to source tokens
-        (`sightline.model.layers.linformer.token_weights`).
+        They are "encoder" (L, B, H, S, S), "decoder" (L, B, H, T, T) unless the decoder has
+        recurrent units, and "cross" (L, B, H, T, S). A Linformer also has "encoder_slots"
+        (L, B, H, S, k), the weights of the k projected keys; its "encoder" weights are those mapped
+        to source tokens (`sightline.model.layers.linformer.token_weights`).
         """
         memory, encoder_maps = self.encode(source, source_lengths, need_weights=True)
         _, decoder_maps, cross_maps = self.decode(target, memory, source_lengths, need_weights=True)
-        assert encoder_maps is not None and decoder_maps is not None and cross_maps is not None
-        return {**encoder_maps, "decoder": decoder_maps, "cross": cross_maps}
+        assert encoder_maps is not None and cross_maps is not None
+        own = {} if decoder_maps is None else {"decoder": decoder_maps}
+        return {**encoder_maps, **own, "cross": cross_maps}

@@ -44,6 +44,10 @@ class MemoryExamples:
         self._examples = examples
         self.lengths = lengths_of(examples)
 
+    def digest(self) -> str:
+        """Return a SHA-256 of the examples."""
+        return hashlib.sha256(repr([*map(tuple, self._examples)]).encode()).hexdigest()
+
     def __len__(self) -> int:
         return len(self._examples)
 

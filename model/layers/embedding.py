@@ -33,7 +33,8 @@ class TransformerBase(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
         for module in self.modules():
             if isinstance(module, AttentionHeads):
                 # Xavier initialization of the three projections as one matrix has a gain smaller by

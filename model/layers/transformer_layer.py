@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from sightline.model.config import StackConfig
+from sightline.model.config import StackConfig, TransformerConfig
 from sightline.model.layers.dropout import Dropout
 from sightline.model.layers.linformer import LinformerAttention
 from sightline.model.layers.multi_head_attention import AttentionWithoutWeights, MultiHeadAttention
+from sightline.model.layers.recurrent_unit import SimpleRecurrentUnit
 
 
 class AddNorm(nn.Module):
@@ -91,13 +92,17 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention and feed-forward network, each with residual
-    connection and normalization.
+    """Causal self-attention or a recurrent unit, cross-attention and feed-forward network, each
+    with residual connection and normalization.
     """
 
-    def __init__(self, config: StackConfig, pre_norm: bool = False) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.self_attention = MultiHeadAttention.between_own_tokens(config, config.num_heads)
+        pre_norm = config.pre_norm
+        if config.decoder == "ssru":
+            self.cell = SimpleRecurrentUnit(config.d_model)
+        else:
+            self.self_attention = MultiHeadAttention.between_own_tokens(config, config.num_heads)
         self.self_attention_norm = AddNorm(config, pre_norm)
         self.cross_attention = MultiHeadAttention(config.d_model, config.num_heads, config.scaled)
         self.cross_attention_norm = AddNorm(config, pre_norm)
@@ -111,10 +116,13 @@ class DecoderLayer(nn.Module):
 
         The masks are broadcastable to (B, H, T, T) and (B, H, T, S). Returns (B, T, M), the
         self-attention weights (B, H, T, T) and the cross-attention weights (B, H, T, S), which are
-        None unless requested.
+        None unless requested; a recurrent unit has no weights.
         """
         normalized = self.self_attention_norm.sublayer_input(x)
-        attended, self_weights = self.self_attention(normalized, normalized, self_mask, need_weights)
+        if hasattr(self, "cell"):
+            attended, self_weights = self.cell(normalized), None
+        else:
+            attended, self_weights = self.self_attention(normalized, normalized, self_mask, need_weights)
         x = self.self_attention_norm(x, attended)
         normalized = self.cross_attention_norm.sublayer_input(x)
         attended, cross_weights = self.cross_attention(normalized, memory, memory_mask, need_weights)

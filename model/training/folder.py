@@ -10,6 +10,8 @@ A run is a folder:
     averaged/                     checkpoint with the mean weights of the last epochs
     log.jsonl                     one line per epoch; of a repeated epoch, the last line counts
     curve.svg                     losses by epoch
+    teacher.txt, teacher.jsonl    translations of a teacher, and the pairs with them as targets
+    alignment-after-N/            links of words that the model found after N updates
     pretrained/                   files of the third-party checkpoint that the run started from
     record.json                   data, versions, commands and times of the run
 """

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field
 
 from sightline.base.errors import UsageError
 from sightline.base.options import Given, Options, Shown, check, flag_name, given_keys, key_of, read_toml, to_toml
+from sightline.model.config import Decoder
 from sightline.model.data.files import known_encoding
 from sightline.model.data.records import TaskName
 from sightline.model.training.recipe import LABEL_SMOOTHING, MAX_LENGTH_TOKENS, Size
@@ -120,7 +121,20 @@ class _SideOptions(Options):
     """language of the targets, likewise"""
 
 
-class TranslationOptions(TrainOptions, _SideOptions):
+class _TranslatorOptions(Options):
+    decoder: Decoder = "transformer"
+    """kind of the decoder; ssru has recurrent units in place of self-attention and at most two
+    layers, and translates faster"""
+    guided_alignment: Annotated[str, Shown("FILE", alone=AUTO)] = ""
+    """train one head to align words, to the links of a file with a line such as 0-0 1-2 for each
+    pair of train; without FILE, to train.align beside the files of train, or else to links that the
+    model finds itself after a part of the training"""
+    teacher: Annotated[str, Shown("BUNDLE")] = ""
+    """train on translations of the sources by this bundle, with beam search, in place of the
+    targets of train"""
+
+
+class TranslationOptions(TrainOptions, _SideOptions, _TranslatorOptions):
     """Train a model on pairs of source and target; run the same command again to resume."""
 
     task = "translation"

@@ -6,10 +6,17 @@ the vocabulary, which is needed before the data are encoded, and everything else
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from sightline.model.config import ArchitectureConfig, CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
+from sightline.model.config import (
+    ArchitectureConfig,
+    CausalConfig,
+    ClassifierConfig,
+    Decoder,
+    EncoderConfig,
+    TransformerConfig,
+)
 from sightline.model.data.records import TRUNCATED_TASKS, TaskName
 from sightline.model.training.train_config import TrainConfig
 
@@ -112,6 +119,7 @@ def choose(
     size: Size | None = None,
     dropout: float | None = None,
     multi_label: bool = False,
+    decoder: Decoder = "transformer",
     model: ArchitectureConfig | None = None,
     start: Start = "random",
     updates_in_time: int | None = None,
@@ -123,6 +131,7 @@ def choose(
             `sightline.model.data.tokenizer_training.token_fields`.
         fields: fields of TrainConfig that the user gave.
         multi_label: a text has any number of labels.
+        decoder: kind of the decoder of a translation model; "ssru" has one or two layers.
         model: the model of the checkpoint that the run starts from, if there is one.
         updates_in_time: updates after which the time of the run ends, if it is limited. A shorter
             run has a shorter warm-up and more frequent validations; its epochs are not limited.
@@ -133,6 +142,8 @@ def choose(
     reasons = list[str]()
     if model is None:
         model = _choose_model(facts, vocabulary, size, dropout, multi_label, reasons)
+        if isinstance(model, TransformerConfig) and decoder == "ssru":
+            model = replace(model, decoder=decoder, decoder_layers=min(2, model.decoder_layers // 2))
     config = _choose_training(facts, model, fields, start, updates_in_time, reasons)
     return Recipe(config, model, tuple(reasons))
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from annotated_types import Ge
 from pydantic import Field, model_validator
@@ -113,9 +113,14 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
         return 0
 
     def action() -> None:
-        import_module(ACTIONS).train(task, folders.data, folders.run, options, check_tokenizer, read_checkpoint)
+        import_module(ACTIONS).train(task, folders.data, folders.run, options, check_tokenizer, read_checkpoint, teach)
 
     return run_training(action)
+
+
+def teach(*arguments: Any) -> None:
+    """Translate texts with a bundle (see `sightline.model.train_command.Teach`)."""
+    import_module("sightline.commands.translate").teach(*arguments)
 
 
 def sample(parser: Parser, words: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 from pydantic import Field
@@ -19,6 +19,7 @@ from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest
 from sightline.base.errors import EXIT_INTERRUPTED, UsageError, exit_status, fail
 from sightline.base.options import Options, Shown, add_options, parse_with
 from sightline.base.parser import Parser
+from sightline.base.text.languages import find_language
 from sightline.base.text.sentences import has_letter, split_sentences
 from sightline.commands.bundles import choose_bundle, load_service
 from sightline.commands.output import OutputBusyError, OutputError, OutputFile, StreamOutput, TranslationOutput
@@ -33,6 +34,8 @@ from sightline.service.settings import Settings, make_settings
 
 # Lines in progress for each row. Rows stay full while finished lines wait for an earlier line.
 LINES_PER_ROW = 4
+CANNOT_TRANSLATE = "cannot translate, because it is no encoder-decoder"
+TEACHER_BEAMS = 4  # of translations that are the targets of a training
 # Settings that protect a service from its clients, set beyond the needs of this command.
 NO_LIMITS = {
     "max_inputs": MAX_INPUTS,
@@ -44,6 +47,7 @@ NO_LIMITS = {
 }
 
 
+MAX_SHOWN = 8  # languages in an error
 # Flags of the parameters that a model can reject.
 FLAGS = {"num_beams": "--beams", "split_sentences": "--split-sentences"}
 
@@ -89,12 +93,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
     import_module("onnxruntime")  # if it is missing, this is the first error; `--help` does not need it
     try:
         settings = make_settings({**texts, **NO_LIMITS})
-        folder, manifest = choose_bundle(
-            options.bundle,
-            settings,
-            lambda bundle: "generate" in bundle.tasks and not bundle.is_decoder_only,
-            "cannot translate, because it is no encoder-decoder",
-        )
+        folder, manifest = choose_bundle(options.bundle, settings, translates, CANNOT_TRANSLATE)
         source = read_source(file)
         if out is not None and file != "-" and out.exists() and out.samefile(file):
             raise OutputError(f"{out} is the file to translate; choose another --out")
@@ -138,6 +137,38 @@ def run(parser: Parser, words: Sequence[str]) -> int:
         return fail(f"{error.filename or out or 'standard output'}: {error.strerror}", exit_status(error))
 
 
+def translates(bundle: Manifest) -> bool:
+    return "generate" in bundle.tasks and not bundle.is_decoder_only
+
+
+def teach(bundle: Path, languages: tuple[str, str] | None, threads: int, texts: Sequence[str], out: Path) -> None:
+    """Translate texts into a file, or continue it. The lines of texts that are too long are blank.
+
+    Raises `OSError`, or `UsageError` for a bundle that does not translate between the languages.
+    """
+    import_module("onnxruntime")
+    settings = make_settings({**NO_LIMITS, "threads": threads})
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    try:
+        folder, manifest = choose_bundle(bundle, settings, translates, CANNOT_TRANSLATE)
+        fields: dict[str, Any] = {"num_beams": TEACHER_BEAMS, "split_sentences": manifest.training_unit == "sentence"}
+        if manifest.languages and languages:
+            known = manifest.languages.sources, manifest.languages.targets
+            found = [find_language(tag, tags) for tag, tags in zip(languages, known, strict=True)]
+            if None in found:
+                shown = " to ".join(", ".join(tags[:MAX_SHOWN]) for tags in known)
+                raise UsageError(f"{bundle} translates {shown}, but the data are {' to '.join(languages)}; use another")
+            fields |= dict(zip(("source_language", "target_language"), found, strict=True))
+        with OutputFile(out, {"source": digest, "teacher": manifest.digest, **fields}) as output:
+            if output.num_done < len(texts):
+                print(f"translating {len(texts) - output.num_done:,} sources with {bundle}", file=sys.stderr)
+                source, parameters = Source("train", tuple(texts), digest), GenerateParameters.model_validate(fields)
+                if translate_into(output, source, folder, manifest, settings, parameters, skips_long=True):
+                    raise KeyboardInterrupt
+    except (BundleError, LineError, OutputBusyError, UsageError) as error:
+        raise UsageError(f"--teacher: {error}".replace("--out", "--run")) from None
+
+
 def read_source(file: str) -> Source:
     """Read a file, or standard input for `-`.
 
@@ -163,11 +194,14 @@ def translate_into(
     manifest: Manifest,
     settings: Settings,
     parameters: GenerateParameters,
+    *,
+    skips_long: bool = False,
 ) -> int:
     """Translate the lines that the output does not have yet, and return the exit code.
 
-    Raises `LineError` if a line is too long, `UsageError` if the model rejects a parameter, and the
-    errors of `load_service`.
+    With `skips_long`, lines that are too long have blank translations. Raises `LineError` for a
+    line that cannot be translated, `UsageError` if the model rejects a parameter, and the errors of
+    `load_service`.
     """
     num_left = len(source.lines) - output.num_done
     service, model = load_service(folder, manifest, settings)
@@ -175,13 +209,14 @@ def translate_into(
         check_parameters(model, parameters, 1)
     except ApiError as error:
         raise UsageError(f"{FLAGS[error.field or 'num_beams']}: {error.message({})}") from None
-    check_lengths(source, model, output.num_done, parameters)
+    if not skips_long:
+        check_lengths(source, model, output.num_done, parameters)
 
     async def drive() -> None:
         service.worker.start()
         try:
             with tqdm(total=len(source.lines), initial=output.num_done, unit="line", disable=None) as bar:
-                async for lines in translated(service, model, source.lines[output.num_done :], parameters):
+                async for lines in translated(service, model, source.lines[output.num_done :], parameters, skips_long):
                     output.write(lines)
                     bar.update(len(lines))
         finally:
@@ -191,7 +226,7 @@ def translate_into(
     try:
         asyncio.run(drive())
     except ApiError as error:
-        return fail(f"line {output.num_done + 1} of {source.name}: {error.message({})}")
+        raise LineError(f"line {output.num_done + 1} of {source.name}: {error.message({})}") from None
     except KeyboardInterrupt:
         if isinstance(output, StreamOutput):
             fail("interrupted")
@@ -223,7 +258,7 @@ def check_lengths(source: Source, model: ServedModel, first: int, parameters: Ge
 
 
 async def translated(
-    service: Service, model: ServedModel, lines: Sequence[str], parameters: GenerateParameters
+    service: Service, model: ServedModel, lines: Sequence[str], parameters: GenerateParameters, skips_long: bool
 ) -> AsyncIterator[list[str]]:
     """Yield the translations in order, in groups of those that are ready.
 
@@ -235,7 +270,7 @@ async def translated(
     try:
         while True:
             while len(running) < LINES_PER_ROW * model.max_rows and (line := next(waiting, None)) is not None:
-                running.append(asyncio.create_task(translate_line(service, model, line, parameters)))
+                running.append(asyncio.create_task(translate_line(service, model, line, parameters, skips_long)))
             if not running:
                 return
             await asyncio.wait([running[0]])
@@ -255,7 +290,9 @@ async def translated(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def translate_line(service: Service, model: ServedModel, line: str, parameters: GenerateParameters) -> str:
+async def translate_line(
+    service: Service, model: ServedModel, line: str, parameters: GenerateParameters, skips_long: bool
+) -> str:
     """Translate a line. With `split_sentences`, all whitespace around and between its sentences is
     kept; otherwise a blank line yields an empty one. Raises `ApiError`.
     """
@@ -265,6 +302,10 @@ async def translate_line(service: Service, model: ServedModel, line: str, parame
     call = Call(service, "translate")
     try:
         result = await generate_texts(call, model, Texts.one(line if is_split else line.removesuffix("\r")), parameters)
+    except ApiError as error:
+        if skips_long and error.code == "input_too_long":
+            return ""
+        raise
     finally:
         call.close()
     # A line must stay one line. Models of single lines do not generate line breaks.

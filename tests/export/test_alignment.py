@@ -62,7 +62,7 @@ def test_the_step_that_reads_is_chosen_if_it_agrees_more_often() -> None:
     assert (chosen.agreement, chosen.baseline) == (1.0, 0.5)  # the baseline is that of the step that writes
     assert best_heads([sentence([0, 1], better, worse)]).step == "writes"
     assert best_heads([sentence([0, 1], better, better)]).step == "writes"
-    guided = best_heads([sentence([0, 1], worse, better)], guided=(0, 0))
+    guided = best_heads([sentence([0, 1], worse, better)], guided=("writes", 0, 0))
     assert (guided.step, guided.agreement) == ("writes", 0.0)
 
 
@@ -83,7 +83,7 @@ def test_with_equal_results_fewer_heads_and_the_first_layer_are_preferred() -> N
 
 
 def test_a_guided_head_is_kept_and_measured() -> None:
-    found = best_heads([sentence([0, 1], [[pointing(0, 1), pointing(0, 3)]])], guided=(0, 1))
+    found = best_heads([sentence([0, 1], [[pointing(0, 1), pointing(0, 3)]])], guided=("writes", 0, 1))
     assert found == Alignment(layer=0, heads=(1,), criterion="guided", agreement=0.5, baseline=1.0, sentences=1)
 
 

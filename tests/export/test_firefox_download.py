@@ -139,7 +139,7 @@ def test_the_alignment_head_follows_the_words(english: Published) -> None:
     """Guided alignment makes this head the sharpest one of its layer."""
     guided = english.model.guided_alignment
     assert guided is not None
-    layer, head = guided
+    _, layer, head = guided
     runs, _ = run_rows(english.sessions, english.sources[:10], english.inputs()[:10])
     sharpness = np.mean([run.cross.max(axis=-1).mean(axis=-1) for run in runs], axis=0)  # (L, H)
     assert sharpness[layer].argmax() == head

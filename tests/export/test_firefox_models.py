@@ -140,7 +140,7 @@ def test_guided_alignment_is_the_first_head_of_a_layer(option: Any, layer: int) 
     if option is None:
         del settings["transformer-guided-alignment-layer"]
     model, _ = firefox.describe(settings, Tensors.of_arrays(arrays), "model.bin")
-    assert model.guided_alignment == (layer, 0)
+    assert model.guided_alignment == ("writes", layer, 0)
 
 
 def test_start_token_is_added_to_the_vocabulary(student: Student) -> None:

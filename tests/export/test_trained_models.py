@@ -1,6 +1,7 @@
 """Descriptions of trained models: they compute the same as PyTorch, and ignore nothing."""
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,6 +30,8 @@ SYSTEMS: dict[str, MakeConfig] = {
     "linformer-headwise": small("linformer", **FEW_KEYS, linformer_sharing="headwise"),
     "linformer-key-value": small("linformer", **FEW_KEYS, linformer_sharing="key-value", pre_norm=True),
     "narrow-heads": small("transformer", d_model=20, num_heads=4),
+    "recurrent-decoder": small("transformer", decoder="ssru"),
+    "recurrent-decoder-pre-norm": small("transformer", decoder="ssru", decoder_layers=1, pre_norm=True),
     "independent-labels": small("sentiment", labels=("a", "b", "c"), multi_label=True),
     "encoder": lambda vocab_size: EncoderConfig(vocab_size, d_model=32, num_heads=4, d_ff=64),
     **small_systems(TransformerConfig),
@@ -73,7 +76,7 @@ def pytorch_outputs(model: Trained) -> Outputs:
             found["labels"] = model(source, lengths)
     else:
         all_maps = model.attention_maps(source, lengths, target)
-        found = {kind: all_maps[kind].transpose(0, 1) for kind in ("encoder", "cross", "decoder")}
+        found = {kind: all_maps[kind].transpose(0, 1) for kind in all_maps.keys() - {"encoder_slots"}}
         found["hidden"], found["logits"] = model.encode(source, lengths)[0], model(source, lengths, target)
     return {name: tensor[0].numpy() for name, tensor in found.items()}
 
@@ -115,6 +118,14 @@ def test_a_key_that_the_description_would_ignore_is_an_error(checkpoint: Path, m
     monkeypatch.setattr(trained, "HARMLESS_KEYS", known)
     with pytest.raises(ImportFailedError, match=r"config\.json has 1 keys that are not known .*: dropout"):
         trained.describe(copy.deepcopy(model.config), trained.state_tensors(model))
+
+
+@pytest.mark.parametrize(("layers", "layer"), [(1, 0), (2, 0), (6, 4)])
+def test_a_guided_head_is_that_of_the_layer_before_the_last(layers: int, layer: int) -> None:
+    config = TransformerConfig(40, d_model=16, num_heads=2, d_ff=16, encoder_layers=1, decoder_layers=layers)
+    for is_guided, expected in ((False, None), (True, ("reads", layer, 0))):
+        model = Transformer(dataclasses.replace(config, guided_alignment=is_guided))
+        assert trained.describe(model.config, trained.state_tensors(model))[0].guided_alignment == expected
 
 
 @pytest.mark.parametrize(("positions", "width"), [(256, 64), (48, 20), (1024, 512)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.config import EncoderAttention, TransformerConfig
+from sightline.model.config import Decoder, EncoderAttention, TransformerConfig
 from sightline.model.layers.multi_head_attention import MultiHeadAttention, causal_mask, length_mask
 from sightline.model.layers.positions import sinusoidal_positions
 from sightline.model.layers.transformer_layer import DecoderLayer, EncoderLayer
@@ -211,3 +211,17 @@ def test_dropout_applies_only_in_training_mode(
     toy_model.train()
     first, second = twice()
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("decoder", ["transformer", "ssru"])
+def test_the_weights_of_the_guided_head_are_those_of_its_layer(
+    toy_config: Callable[[int], TransformerConfig], decoder: Decoder
+) -> None:
+    model = Transformer(replace(toy_config(40), decoder=decoder, decoder_layers=3)).eval()
+    source, target, lengths = torch.randint(3, 40, (2, 6)), torch.randint(3, 40, (2, 5)), torch.tensor([6, 3])
+    maps = model.attention_maps(source, lengths, target)
+    assert ("decoder" in maps) == (decoder == "transformer")
+    memory, _ = model.encode(source, lengths)
+    decoded, weights = model.decode_guided(target, memory, lengths)
+    torch.testing.assert_close(weights, maps["cross"][1, :, 0])  # of the layer before the last
+    torch.testing.assert_close(decoded, model.decode(target, memory, lengths)[0])
