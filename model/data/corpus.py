@@ -2,7 +2,7 @@
 
 A corpus is a folder with `train`, `dev` (also named `val`, `valid` or `validation`) and optionally
 `test`, or one file. Without `dev`, some records of train become dev. `sightline.model.data.formats`
-describes the formats. Pairs may be two files, such as `train.de-CH` and `train.en`. Files are read
+describes the formats. Pairs may be two files (`sightline.model.data.pair_names`). Files are read
 again for each iteration, so that no corpus is held in memory.
 """
 
@@ -16,9 +16,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.model.data.columns import LANGUAGE_TAG, is_language
-from sightline.model.data.files import READERS, TEXT, CorpusError, at, open_file
+from sightline.model.data.columns import is_language
+from sightline.model.data.files import READERS, TEXT, CorpusError, at, ending_of, open_file
 from sightline.model.data.formats import PAIR_TASKS, Reading, read_records
+from sightline.model.data.pair_files import XML
+from sightline.model.data.pair_names import (
+    Sides,
+    both_sides,
+    choose_sides,
+    groups_of,
+    is_units,
+    languages_of,
+    languages_of_units,
+    reading_of_units,
+    sides_of,
+    sides_of_split,
+)
 from sightline.model.data.records import LabelledRecord, Record, TaskName, texts_of
 
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
@@ -29,7 +42,7 @@ MAX_LABELS = 10_000
 WAYS_OUT = {
     ".parquet": "write it as JSON Lines: python -c \"import pandas; pandas.read_parquet('FILE.parquet').to_json("
     "'FILE.jsonl', orient='records', lines=True)\"",
-    **dict.fromkeys((".gz", ".zip"), "unpack it"),
+    ".zip": "unpack it",
 }
 
 
@@ -57,10 +70,10 @@ class Split:
     part: Division | None = None  # None: all records of the files
 
     def __iter__(self) -> Iterator[Record]:
-        return (record for _, record in self.numbered() if record is not None)
+        return (record for _, record in self.numbered() if not isinstance(record, str))
 
-    def numbered(self, kinds: dict[str, str] | None = None) -> Iterator[tuple[int, Record | None]]:
-        """Yield the line number of each record, and the record or None if it has no text.
+    def numbered(self, kinds: dict[str, str] | None = None) -> Iterator[tuple[int, Record | str]]:
+        """Yield the line number of each record, and the record or the reason why it is left out.
 
         `kinds` are the kinds of values that may not be mixed, with the location of the first of
         each; one mapping for several splits compares them.
@@ -68,7 +81,7 @@ class Split:
         for number, record in read_records(self.files, self.reading, kinds):
             if self.part is None:
                 yield number, record
-            elif record is None:  # a record without text counts for train
+            elif isinstance(record, str):  # a record that is left out counts for train
                 if not self.part.is_dev:
                     yield number, record
             elif self.part.contains(record):
@@ -76,7 +89,7 @@ class Split:
 
     def location(self, index: int) -> str:
         """Return file and line of the record with an index, such as "train.jsonl, line 7"."""
-        numbers = (number for number, record in self.numbered() if record is not None)
+        numbers = (number for number, record in self.numbered() if not isinstance(record, str))
         for position, number in enumerate(numbers):
             if position == index:
                 return self.line(number)
@@ -125,16 +138,14 @@ def open_corpus(data: Path, reading: Reading, split_seed: int = 1) -> Corpus:
     languages = (source, target) if source and target else None
     files: dict[str, tuple[Path, ...]] = {}
     if data.is_file():
-        if data.suffix.lower() not in _formats(task):
-            way_out = WAYS_OUT.get(data.suffix.lower(), "")
-            raise CorpusError(f"{data} has an unsupported format{way_out and f'; {way_out}'}; {_expected(task)}")
-        files["train"] = (data,)
+        languages, files["train"] = _files_of(data, reading)
     elif data.is_dir():
         languages, files = _find_files(data, reading)
     else:
         raise CorpusError(f"missing file or folder {data}; {_expected(task)}")
     if languages is None and (source or target):
         raise CorpusError(f"one language of {data} is given, {source or target}; give both, source and target, or none")
+    reading = reading_of_units(files, reading, languages)
     splits = {name: Split(name, paths, reading) for name, paths in files.items()}
     digests = {path.name: _digest(path) for split in splits.values() for path in split.files}
     is_divided = "dev" not in splits
@@ -155,23 +166,24 @@ def open_held_out(data: Path, reading: Reading) -> Split:
     """Find the records of a file, or of the part test, or else dev, of a folder, as `open_corpus`
     does. A folder without test and dev is divided as there.
     """
-    if data.is_file() and data.suffix.lower() in _formats(reading.task):
-        return Split("test", (data,), reading)
+    if data.is_file():
+        languages, files = _files_of(data, reading)
+        return Split("test", files, reading_of_units({"test": files}, reading, languages))
     if data.is_dir():
-        _, files = _find_files(data, reading, needs_train=False)
+        languages, by_split = _find_files(data, reading, needs_train=False)
         for name in ("test", "dev"):
-            if name in files:
-                return Split(name, files[name], reading)
+            if name in by_split:
+                return Split(name, by_split[name], reading_of_units(by_split, reading, languages))
     return open_corpus(data, reading).dev
 
 
 def _formats(task: TaskName) -> tuple[str, ...]:
-    return (*READERS, TEXT) if task in ("language-model", "classification") else READERS
+    xml = XML if task in PAIR_TASKS else ()
+    return (*READERS, *xml, TEXT)
 
 
-def _expected(task: TaskName, languages: tuple[str, str] | None = None) -> str:
-    source, target = languages or ("de", "en")
-    pairs = f" or as two files, such as train.{source} and train.{target}" if task in PAIR_TASKS else ""
+def _expected(task: TaskName) -> str:
+    pairs = " or as two files, such as train.de and train.en" if task in PAIR_TASKS else ""
     *most, last = _formats(task)
     return (
         f"{task} needs a file in the format {', '.join(most)} or {last}, or a folder with the files train and, "
@@ -179,62 +191,64 @@ def _expected(task: TaskName, languages: tuple[str, str] | None = None) -> str:
     )
 
 
+def _files_of(data: Path, reading: Reading) -> tuple[tuple[str, str] | None, tuple[Path, ...]]:
+    """Return the languages, if they are known, and the file, or both files of a pair."""
+    if reading.task in PAIR_TASKS:
+        if is_units(data):
+            return languages_of_units(data, reading), (data,)
+        sides = None if ending_of(data) in READERS else sides_of(data, reading)
+        if sides is not None:
+            chosen = choose_sides(data, sides, reading)
+            return languages_of(chosen, reading), (sides[chosen[0]], sides[chosen[1]])
+    if ending_of(data) not in _formats(reading.task):
+        way_out = WAYS_OUT.get(ending_of(data), "")
+        raise CorpusError(f"{data} has an unsupported format{way_out and f'; {way_out}'}; {_expected(reading.task)}")
+    return (reading.source, reading.target) if reading.source and reading.target else None, (data,)
+
+
 def _find_files(
     folder: Path, reading: Reading, *, needs_train: bool = True
 ) -> tuple[tuple[str, str] | None, dict[str, tuple[Path, ...]]]:
     """Return the languages, if they are known, and the files of each split."""
-    task, source, target = reading.task, reading.source, reading.target
-    languages = (source, target) if source and target else None
-    if languages is None and task in PAIR_TASKS:
-        languages = _find_languages(folder, source, target)
-    by_split = {}
+    task = reading.task
+    groups = groups_of(folder, reading) if task in PAIR_TASKS else {}
+    files, pairs = dict[str, tuple[Path, ...]](), dict[str, Sides]()
     for split, names in SPLIT_NAMES.items():
         candidates = [(folder / f"{name}{ending}",) for name in names for ending in _formats(task)]
         present: list[tuple[Path, ...]] = [candidate for candidate in candidates if candidate[0].is_file()]
         if task != "language-model" and len(present) > 1:
-            present = [files for files in present if files[0].suffix != TEXT]
-        for name in names if languages else ():
-            pair = tuple(folder / f"{name}.{language}" for language in languages or ())
-            missing = [path for path in pair if not path.is_file()]
-            if not missing:
-                present.append(pair)
-            elif len(missing) == 1 and not present:
-                raise CorpusError(
-                    f"missing file {missing[0]}: the texts of {split} are two files whose lines correspond, "
-                    f"{pair[0].name} and {pair[1].name}; add it, or remove the other"
-                )
+            present = [paths for paths in present if paths[0].suffix != TEXT]
+        for sides in sides_of_split(groups, names):
+            if len(sides) > 1:
+                present.append(tuple(sides.values()))
+            if present[:1] in ([], [tuple(sides.values())]):
+                pairs[split] = sides
         if len(present) > 1:
-            first, second = (" and ".join(path.name for path in files) for files in present[:2])
+            first, second = (" and ".join(path.name for path in paths) for paths in present[:2])
             raise CorpusError(f"{folder} has two candidates for {split}, {first} and {second}; remove one of them")
         if present:
-            by_split[split] = present[0]
-    if needs_train and "train" not in by_split:
+            files[split] = present[0]
+    if needs_train and not files and task in PAIR_TASKS:  # names without "train"
+        # Sides such as zh_CN and zh_TW differ in two parts; the longest comes first.
+        others = {tuple(sides.values()): sides for sides in reversed(groups.values()) if len(sides) > 1}
+        memories = [path for path in folder.iterdir() if is_units(path)]
+        if len(others) + len(memories) == 1:
+            files["train"], pairs = tuple(memories), dict(zip(["train"], others.values(), strict=False))
+    if needs_train and "train" not in files:
         present_names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "no files"
-        raise CorpusError(f"missing file train in {folder}, which has {present_names}; {_expected(task, languages)}")
-    return languages, by_split
-
-
-def _find_languages(folder: Path, source: str | None, target: str | None) -> tuple[str, str] | None:
-    """Return the languages of the files `train.XX` and `train.YY`, in alphabetical order, or None
-    if there are no such files.
-    """
-    endings = {path.name.removeprefix("train.") for path in folder.glob("train.*") if path.is_file()}
-    formats = {suffix.removeprefix(".") for suffix in (*READERS, TEXT)}
-    language = source or target
-    tags = sorted(ending for ending in endings - formats if LANGUAGE_TAG.fullmatch(ending) or ending == language)
-    if len(tags) < 2 and endings & formats:
-        return None
-    others = [tag for tag in tags if tag != language]
-    if language and len(others) == 1:
-        return (language, others[0]) if source else (others[0], language)
-    if not language and len(tags) == 2:
-        return tags[0], tags[1]
-    if not tags:
-        return None
-    names = ", ".join(f"train.{tag}" for tag in tags)
-    raise CorpusError(
-        f"{folder} has {names}: name the language of the source with --source and that of the target with --target"
-    )
+        raise CorpusError(f"missing file train in {folder}, which has {present_names}; {_expected(task)}")
+    languages = (reading.source, reading.target) if reading.source and reading.target else None
+    units = [path for paths in files.values() for path in paths if is_units(path)]
+    if units and languages is None:
+        languages = languages_of_units(units[0], reading)
+    chosen = None
+    for split, sides in pairs.items():
+        if len(sides) > 1 and chosen is None:
+            chosen = choose_sides(folder, sides, reading)
+            languages = languages or languages_of(chosen, reading)
+        if chosen is not None:
+            files[split] = both_sides(split, sides, chosen)
+    return languages, files
 
 
 def _digest(path: Path) -> str:

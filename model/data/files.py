@@ -14,6 +14,7 @@ return. Files are read as streams, one line at a time in memory, except `.json` 
 
 import codecs
 import csv
+import gzip
 import io
 import json
 import re
@@ -28,7 +29,7 @@ from sightline.base.errors import UsageError
 
 MAX_LINE_BYTES = 2**22  # its encoding takes up to 180 times the memory
 MAX_JSON_BYTES = 2**28  # of a file that is read whole
-TEXT, CSV, JSON = ".txt", ".csv", ".json"
+TEXT, CSV, JSON, GZIP = ".txt", ".csv", ".json", ".gz"
 WORKBOOKS = (".xlsx", ".xls", ".ods")
 SEPARATORS = ",;\t|"  # of the columns of CSV
 NUM_FIRST_ROWS = 1_000  # rows of a table that determine separator and names of columns
@@ -64,9 +65,15 @@ def known_encoding(name: str) -> str:
         ) from None
 
 
+def ending_of(path: Path) -> str:
+    """Return the ending of a name that shows the format, in lower case and without ".gz"."""
+    return Path(path.name.lower().removesuffix(GZIP)).suffix
+
+
 def open_file(path: Path) -> BufferedReader:
+    """Open a file, whose content is decompressed if its name ends with ".gz"."""
     try:
-        return path.open("rb")
+        return BufferedReader(gzip.open(path)) if path.suffix.lower() == GZIP else path.open("rb")
     except OSError as error:
         raise CorpusError(f"cannot read {path}: {error.strerror}; check the file and its permissions") from None
 

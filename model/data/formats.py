@@ -3,7 +3,8 @@
 The fields of a record are `source` and `target` (translation, encoder), `text` and `label`
 (classification; `labels`, a list, with several labels a text), and `text` (language model).
 `sightline.model.data.dialogues` reads those of dialogues. Two files are pairs of texts: line N of
-one belongs to line N of the other. `sightline.model.data.files` reads the rows of one file.
+one belongs to line N of the other. `sightline.model.data.files` and
+`sightline.model.data.pair_files` read the rows of one file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,19 @@ from typing import Any, NoReturn
 
 from sightline.model.data.columns import Columns
 from sightline.model.data.dialogues import DialogueReader
-from sightline.model.data.files import CSV, READERS, TABLES, TEXT, CorpusError, Row, at, kind_of, read_rows, read_texts
+from sightline.model.data.files import (
+    CSV,
+    READERS,
+    TABLES,
+    TEXT,
+    CorpusError,
+    at,
+    ending_of,
+    kind_of,
+    read_rows,
+    read_texts,
+)
+from sightline.model.data.pair_files import TABS, XML, has_no_names, read_tabs, read_units
 from sightline.model.data.records import (
     LabelledRecord,
     PairRecord,
@@ -36,7 +49,7 @@ class Reading:
     """Task whose records the files of a corpus have, and what the user says about them."""
 
     task: TaskName
-    # Language of sources, which is the ending of their files if there are two, or their column.
+    # Language of sources, which names their units, or their file if there are two, or their column.
     source: str | None = None
     target: str | None = None  # language of targets, likewise
     multi_label: bool = False  # a text has any number of labels
@@ -47,8 +60,9 @@ class Reading:
 
 def read_records(
     files: tuple[Path, ...], reading: Reading, kinds: dict[str, str] | None = None
-) -> Iterator[tuple[int, Record | None]]:
-    """Yield the line number of each record, and the record, or None if one of its texts is blank.
+) -> Iterator[tuple[int, Record | str]]:
+    """Yield the line number of each record, and the record, or the reason why it is left out, such
+    as "empty" if one of its texts is blank.
 
     Args:
         files: one file, or the two sides of pairs.
@@ -60,18 +74,21 @@ def read_records(
         return
     converter = _Converter(reading, {} if kinds is None else kinds, _columns(files[0], reading))
     for number, fields in _read_rows(files[0], reading, converter.columns):
-        yield number, _unless_blank(converter.record(fields, at(files[0], number)))
+        if isinstance(fields, str):
+            yield number, fields
+        else:
+            yield number, _unless_blank(converter.record(fields, at(files[0], number)))
 
 
 def describe_columns(files: tuple[Path, ...], reading: Reading) -> list[str]:
     """Return sentences about the columns that are read, for the user."""
     columns = _columns(files[0], reading)
     has_columns = len(files) == 1 and _ending(files[0], reading) in READERS
-    first = next(_read_rows(files[0], reading, columns), None) if has_columns else None
+    _, first = next(_read_rows(files[0], reading, columns), (0, "")) if has_columns else (0, "")
     used = [name for names in _Converter(reading, {}, columns).choices() for name in names]
-    if first is None:
+    if isinstance(first, str):
         return []
-    columns.rename(first[1])
+    columns.rename(first)
     return columns.notes(files[0], used)
 
 
@@ -79,17 +96,24 @@ def _columns(path: Path, reading: Reading) -> Columns:
     return Columns(reading, "column" if _ending(path, reading) in TABLES else "field")
 
 
-def _read_rows(path: Path, reading: Reading, columns: Columns) -> Iterator[Row]:
-    return read_rows(path, _ending(path, reading), reading.encoding, columns.name)
+def _read_rows(path: Path, reading: Reading, columns: Columns) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Return the fields of the records of a file, or the reasons why they are left out."""
+    ending, named = _ending(path, reading), (reading.source, reading.target)
+    if reading.task in PAIR_TASKS:
+        if ending in XML:
+            return read_units(path, reading.source or "", reading.target or "")
+        if ending == TEXT or (ending in TABS and has_no_names(path, named, reading.encoding)):
+            return read_tabs(path, reading.encoding)
+    return iter(read_rows(path, ending, reading.encoding, columns.name))
 
 
 def _ending(path: Path, reading: Reading) -> str:
     """Return the ending of the format of a file; Excel gives texts with tabs the ending .txt."""
-    ending = path.suffix.lower()
+    ending = ending_of(path)
     return CSV if ending == TEXT and reading.task == "classification" else ending
 
 
-def _read_pairs(first: Path, second: Path, encoding: str | None) -> Iterator[tuple[int, Record | None]]:
+def _read_pairs(first: Path, second: Path, encoding: str | None) -> Iterator[tuple[int, Record | str]]:
     counts = [0, 0]
     for pair in zip_longest(read_texts(first, encoding), read_texts(second, encoding)):
         for side, line in enumerate(pair):
@@ -104,8 +128,8 @@ def _read_pairs(first: Path, second: Path, encoding: str | None) -> Iterator[tup
         )
 
 
-def _unless_blank(record: Record) -> Record | None:
-    return record if all(text.strip() for text in texts_of(record)) else None
+def _unless_blank(record: Record) -> Record | str:
+    return record if all(text.strip() for text in texts_of(record)) else "empty"
 
 
 class _Converter:

@@ -31,6 +31,7 @@ from sightline.model.data.corpus import Corpus, Split, check_number_of_labels, d
 from sightline.model.data.examples import DiskExamples, Example, ExampleWriter, TrainingData, flatten, lengths_of
 from sightline.model.data.files import CorpusError
 from sightline.model.data.formats import PAIR_TASKS, describe_columns
+from sightline.model.data.pair_checks import pair_warnings
 from sightline.model.data.records import (
     TRUNCATED_TASKS,
     DialogueRecord,
@@ -95,6 +96,7 @@ class Facts:
     split_seed: int | None = None
     contradictions: tuple[str, ...] = ()  # the first texts, each with the lines of its labels
     notes: tuple[str, ...] = ()  # about the columns that are read
+    pair_warnings: tuple[str, ...] = ()  # about pairs that are probably no translations
     # Facts that `prepare` adds. Lengths are those of the examples that are not dropped.
     tokens: Mapping[str, Lengths] = field(default_factory=dict)
     max_length_tokens: int = 0
@@ -115,7 +117,8 @@ class _Scan:
     """Counts over the records of a split."""
 
     def __init__(self, split: Split, kinds: dict[str, str]) -> None:
-        self.num_examples = self.num_empty = 0
+        self.num_examples = 0
+        self.left_out = Counter({"empty": 0})  # records by the reason
         self.has_dialogues, self.num_unanswered, self.unread = False, 0, set[str]()
         self.texts, self.records = array("Q"), array("Q")  # hashes of texts, and of texts with labels
         self.sources = array("Q")  # hashes of the sources of pairs
@@ -123,8 +126,8 @@ class _Scan:
         self.label_lines: dict[str, int] = {}  # line of the first record of each label
         self.characters = Counter[int]()
         for number, record in split.numbered(kinds):
-            if record is None:
-                self.num_empty += 1
+            if isinstance(record, str):
+                self.left_out[record] += 1
                 continue
             self.num_examples += 1
             self._count(record)
@@ -134,7 +137,7 @@ class _Scan:
                     self.label_lines.setdefault(label, number)
                 check_number_of_labels(len(self.labels), split)
         if not self.num_examples:
-            problem = "has only blank texts" if self.num_empty else "is empty"
+            problem = "has only blank texts" if self.left_out.total() else "is empty"
             raise CorpusError(f"{split} {problem}; {split.name} needs at least one example")
 
     def _count(self, record: Record) -> None:
@@ -183,6 +186,7 @@ def check_corpus(corpus: Corpus) -> Facts:
         CorpusError: a line is not a record, kinds of values are mixed, a split is empty, train and
             dev are identical, labels are missing in train, or there are fewer than two.
     """
+    unusual_pairs = tuple(pair_warnings(corpus)) if corpus.reading.task == "translation" else ()
     kinds: dict[str, str] = {}
     scans = {split.name: _Scan(split, kinds) for split in corpus.splits}
     train, dev = scans["train"], scans["dev"]
@@ -196,7 +200,7 @@ def check_corpus(corpus: Corpus) -> Facts:
         _check_labels(corpus, scans)
     is_deduplicated = corpus.reading.task == "encoder"
     examples = {name: scan.num_examples for name, scan in scans.items()}
-    dropped = {name: {"empty": scan.num_empty} for name, scan in scans.items()}
+    dropped = {name: dict(scan.left_out) for name, scan in scans.items()}
     if is_deduplicated:
         dropped["train"]["repeated"] = train.num_repeated
         examples["train"] -= train.num_repeated
@@ -224,6 +228,7 @@ def check_corpus(corpus: Corpus) -> Facts:
         unread=tuple(sorted(set[str]().union(*(scan.unread for scan in scans.values())))),
         languages=corpus.languages,
         split_seed=corpus.split_seed,
+        pair_warnings=unusual_pairs,
         contradictions=contradictions,
         notes=tuple(
             dict.fromkeys(note for split in corpus.splits for note in describe_columns(split.files, corpus.reading))
@@ -578,6 +583,7 @@ def _join(parts: Iterable[str]) -> str:
 
 
 def _warnings(facts: Facts, is_trained: bool) -> Iterator[str]:
+    yield from facts.pair_warnings
     for name, number in facts.overlap.items():
         if number:
             yield (

@@ -115,8 +115,9 @@ class TrainOptions(Options):
 class _SideOptions(Options):
     source: Annotated[str, Shown("NAME")] = ""
     """language of the sources as BCP 47 tag, such as en or de-CH, which the exported model states;
-    it is the ending of their files if DATA has two files for each split, or their column or field;
-    a column, or an ending for encoder, may have another name, such as question"""
+    it is in the name of their files if there are two for each split, selects the texts of TMX and
+    XLIFF, or is their column or field; a column, or an ending for encoder, may have another name,
+    such as question"""
     target: Annotated[str, Shown("NAME")] = ""
     """language of the targets, likewise"""
 

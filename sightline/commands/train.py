@@ -38,7 +38,8 @@ class FolderOptions(Options):
     """Options of all tasks that a configuration file does not have."""
 
     data: Annotated[Path | None, Shown(is_positional=True)] = None
-    """folder with train and, optionally, dev and test, or one file that is divided"""
+    """folder with train and, optionally, dev and test, or one file, or one of two files of pairs,
+    that is divided"""
     run: Path | None = None
     """folder for checkpoints and log, created if missing (required)"""
     config: Annotated[Path | None, Shown("FILE")] = None
@@ -139,7 +140,7 @@ def formats_of(task: TaskName) -> str:
     """Return the endings of the files of a task, for the help."""
     tables = ".jsonl, .json, .csv, .tsv, .xlsx, .ods"
     if task in PAIR_TASKS:
-        return f"{tables}, or two files such as train.en and train.de"
+        return f"{tables}, .txt, .tmx, .xlf, .xliff, or two files such as corpus.en and corpus.de"
     return f"{tables}, .txt" if task == "language-model" else tables
 
 

@@ -464,3 +464,19 @@ def test_a_table_with_other_columns_is_trained_evaluated_and_its_contradictions_
     assert "no column 'nachricht', which --text names; there are 'text', 'label'" in capsys.readouterr().err
     options = ("--text", "text", "--label", "label", "--encoding", "utf-8")
     assert main(["evaluate", str(run), str(other), *options]) == 0
+
+
+def test_a_translation_memory_is_trained_and_evaluated_in_the_direction_that_the_user_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = '<tu><tuv xml:lang="en-US"><seg>one {0}</seg></tuv><tuv xml:lang="de"><seg>eins {0}</seg></tuv></tu>\n'
+    units = "".join(unit.format(number) for number in range(30))
+    memory = write(tmp_path / "memory.tmx", f'<tmx version="1.4"><body>{units}</body></tmx>')
+    command = ["train", "translation", str(memory), "--run", str(tmp_path / "run"), *SMALL]
+    assert main(command) == 2
+    (line,) = (one for one in capsys.readouterr().err.splitlines() if "name the direction" in one)
+    assert f"sightline train translation {memory} --run RUN --source de --target en-US" in line
+    assert main([*command, "--source", "de"]) == 0
+    assert "languages: de (source) to en-US (target)" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert json.loads((tmp_path / "run" / "record.json").read_text(encoding="utf-8"))["source"] == "de"

@@ -63,7 +63,7 @@ def measure(data: Path, run: Path) -> Iterator[tuple[str, float]]:
 
     peak()
     before = peak()
-    corpus = open_corpus(data, Reading("translation"))
+    corpus = open_corpus(data, Reading("translation", "de", "en"))
     facts = check_corpus(corpus)
     yield "checked", peak() - before
     texts, _ = learnt_texts(lambda: read_texts(corpus.train), 4 * num_characters(facts), seed=1)

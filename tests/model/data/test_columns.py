@@ -15,7 +15,7 @@ from tests.support.tables import read_table
 ROWS = [["text", "label"], ["fünf €", "ä"], ["sechs", "b"]]
 
 
-def values(record: Record | None) -> list[str]:
+def values(record: Record | str) -> list[str]:
     if isinstance(record, LabelledRecord):
         return [record.text, *record.labels]
     if isinstance(record, PairRecord):

@@ -14,7 +14,7 @@ from sightline.model.data.records import DialogueMessage, DialogueRecord, Record
 from tests.support.tables import read_table
 
 
-def read(path: Path, *rows: Any) -> list[Record | None]:
+def read(path: Path, *rows: Any) -> list[Record | str]:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return [record for _, record in read_records((path,), Reading("language-model"))]
 
@@ -66,7 +66,7 @@ def test_forms_of_a_file_cannot_be_mixed(tmp_path: Path) -> None:
 def test_blank_messages_are_dropped_but_results_of_tools_may_be_blank(tmp_path: Path) -> None:
     blank = {"prompt": " ", "completion": "b"}
     row = read_table(__file__, "calls")[1]
-    assert read(tmp_path / "a.jsonl", blank) == [None]
+    assert read(tmp_path / "a.jsonl", blank) == ["empty"]
     row = {**row, "messages": [{**one, "content": ""} if one["role"] == "tool" else one for one in row["messages"]]}
     assert isinstance(read(tmp_path / "a.jsonl", row)[0], DialogueRecord)
 

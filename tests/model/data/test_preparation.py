@@ -51,7 +51,9 @@ def write_rows(folder: Path, fields: tuple[str, str], splits: Mapping[str, Seque
 
 def write_pairs(folder: Path, splits: Mapping[str, Sequence[tuple[str, str]]]) -> Corpus:
     write_rows(folder, ("source", "target"), splits)
-    return open_corpus(folder, Reading("translation"))
+    return open_corpus(
+        folder, Reading("translation", "de", "en") if (folder / "train.de").exists() else Reading("translation")
+    )
 
 
 def write_labelled(

@@ -1,0 +1,162 @@
+"""The two files of pairs of texts, and the direction of a translation.
+
+The sides of pairs are files whose names differ in one part, which is a language or a role:
+`train.de-CH` and `train.en`, `europarl.de.txt` and `europarl.en.txt`, `src-train.txt` and
+`tgt-train.txt`. Roles and XLIFF state the direction. The user names all others.
+"""
+
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from sightline.base.text.languages import find_language, language_name
+from sightline.model.data.columns import LANGUAGE_TAG
+from sightline.model.data.files import GZIP, CorpusError, ending_of
+from sightline.model.data.formats import Reading
+from sightline.model.data.pair_files import XML, languages_in
+
+ROLES = ({"src", "source"}, {"tgt", "trg", "target"})
+
+_SEPARATORS = "._-"
+_ENDINGS = {"", "txt", "gz"}  # parts of names that say nothing about the content
+
+Sides: TypeAlias = Mapping[str, Path]  # files by the part of their names that differs
+
+
+def groups_of(folder: Path, reading: Reading) -> dict[str, Sides]:
+    """Return the files of a folder whose names differ in one part that may be a language or a role,
+    by their names with * for that part.
+    """
+    groups = defaultdict[str, dict[str, Path]](dict)
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not is_units(path):
+            for pattern, side in _parts(path.name, {reading.source, reading.target}):
+                groups[pattern].setdefault(side, path)
+    return dict(groups)
+
+
+def _parts(name: str, named: set[str | None]) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a name that may be sides: the last first, and of these the longest."""
+    ends = [index for index, character in enumerate(name) if character in _SEPARATORS]
+    for end in (len(name), *reversed(ends)):
+        for start in (0, *(index + 1 for index in ends if index < end)):
+            side = name[start:end]
+            if side in named or any(side.lower() in role for role in ROLES) or _is_language(side):
+                yield f"{name[:start]}*{name[end:]}", side
+
+
+def _is_language(side: str) -> bool:
+    tag = side.replace("_", "-")
+    language = tag.split("-")[0]
+    is_known = len(language) <= 2 or language_name(language) != language  # also "cz", which is no language
+    return is_known and side not in _ENDINGS and LANGUAGE_TAG.fullmatch(tag) is not None
+
+
+def sides_of(path: Path, reading: Reading) -> Sides | None:
+    """Return the file and those with which it may be a pair; None if its name has no part that may
+    be a side. Raises `CorpusError` if there are no others.
+    """
+    groups, parts = groups_of(path.parent, reading), list(_parts(path.name, {reading.source, reading.target}))
+    sides = next((groups[pattern] for pattern, _ in parts if len(groups[pattern]) > 1), None)
+    if sides is None and parts and parts[0][0].removesuffix(GZIP).endswith("*"):
+        other = parts[0][0].replace("*", "en" if parts[0][1] != "en" else "de")
+        raise CorpusError(
+            f"{path} is one side of pairs, but {path.parent} has no file for the other, such as {other}; add it"
+        )
+    return sides
+
+
+def sides_of_split(groups: Mapping[str, Sides], names: Sequence[str]) -> list[Sides]:
+    """Return the files of a split that has one of some names, such as "dev" and "val"."""
+    return [sides for pattern, sides in groups.items() if _rest(pattern) in [[name] for name in names]]
+
+
+def both_sides(split: str, sides: Sides, chosen: tuple[str, str]) -> tuple[Path, Path]:
+    """Return the files of source and target of a split."""
+    for one, other in (chosen, chosen[::-1]):
+        if one in sides and other not in sides:
+            path = sides[one]
+            missing = path.with_name(other.join(path.name.rsplit(one, 1)))
+            pair = " and ".join((missing if side == other else path).name for side in chosen)
+            raise CorpusError(
+                f"missing file {missing}: the texts of {split} are two files whose lines correspond, {pair}; add it, "
+                "or remove the other"
+            )
+    if chosen[0] not in sides:
+        names = " and ".join(path.name for path in sides.values())
+        raise CorpusError(f"{names} are for {split}, but train has {' and '.join(chosen)}; rename or remove them")
+    return sides[chosen[0]], sides[chosen[1]]
+
+
+def _rest(pattern: str) -> list[str]:
+    """Return the parts of a name without its side and endings."""
+    return [part for part in re.split(r"[._\-*]", pattern) if part not in _ENDINGS]
+
+
+def choose_sides(data: Path, sides: Iterable[str], reading: Reading) -> tuple[str, str]:
+    """Return the sides of source and target, as names of files or units of a file have them. Raises
+    `CorpusError` if the user must name them.
+    """
+    tags, wanted = list(sides), (reading.source, reading.target)
+    by_role = [next((tag for tag in tags if tag.lower() in role), None) for role in ROLES]
+    found = by_role if all(by_role) else [_find(tag, tags) for tag in wanted]
+    for one, other in ((0, 1), (1, 0)):
+        others = [tag for tag in tags if _find(wanted[one], [tag]) is None]
+        if found[one] is not None and wanted[other] is None and len(others) == 1:
+            found[other] = others[0]  # one of two languages determines the other
+    if found[0] is not None and found[1] is not None and found[0] != found[1]:
+        return found[0], found[1]
+    absent = " and ".join(tag for tag, side in zip(wanted, found, strict=True) if tag and not side)
+    ordered = sorted(tags, key=lambda tag: tag not in found)  # those that the user names first
+    first, second = ([tag.replace("_", "-") for tag in ordered] + ["OTHER"])[:2]
+    command = f"sightline train {reading.task} {shlex.quote(str(data))} --run RUN"
+    raise CorpusError(
+        f"the languages of {data} are {', '.join(tags)}{f', but not {absent}' if absent else ''}; name the direction: "
+        f"{command} --source {first} --target {second}, or {command} --source {second} --target {first}"
+    )
+
+
+def _find(wanted: str | None, tags: Sequence[str]) -> str | None:
+    return wanted if wanted is None or wanted in tags else find_language(wanted, tags)
+
+
+def languages_of(sides: tuple[str, str], reading: Reading) -> tuple[str, str] | None:
+    """Return the tags of source and target, as the user or else the sides name them; None for roles
+    that the user does not name.
+    """
+    source, target = reading.source or sides[0], reading.target or sides[1]
+    is_role = source.lower() in ROLES[0] or target.lower() in ROLES[1]
+    return None if is_role else (source.replace("_", "-"), target.replace("_", "-"))
+
+
+def languages_of_units(path: Path, reading: Reading) -> tuple[str, str]:
+    """Return the tags of source and target of a TMX or XLIFF file."""
+    if reading.source and reading.target:
+        return reading.source, reading.target
+    tags, declared = languages_in(path)
+    if declared and "" in declared:
+        raise CorpusError(
+            f"{path} does not state its target language; name it with --source {declared[0]} --target TAG"
+        )
+    if declared and not (reading.source or reading.target):
+        return declared
+    source, target = choose_sides(path, tags, reading)
+    return reading.source or source, reading.target or target
+
+
+def is_units(path: Path) -> bool:
+    """Return whether a file is TMX or XLIFF, whose units name the languages of their texts."""
+    return ending_of(path) in XML
+
+
+def reading_of_units(
+    files: Mapping[str, Sequence[Path]], reading: Reading, languages: tuple[str, str] | None
+) -> Reading:
+    """Return a reading with the languages that select the texts of units, if files have them."""
+    if languages is None or not any(is_units(path) for paths in files.values() for path in paths):
+        return reading
+    return replace(reading, source=languages[0], target=languages[1])
