@@ -18,6 +18,7 @@ PIPELINE_TAGS = {
     "classification": "text-classification",
     "language-model": "text-generation",
     "encoder": "sentence-similarity",
+    "reranking": "text-ranking",
 }
 
 

@@ -23,7 +23,7 @@ from sightline.base.text.chat import find_template
 from sightline.export.import_errors import ImportFailedError, one_line
 from sightline.export.limits import begin_step, folder_bytes, out_of_memory, run_limited
 from sightline.export.sources.catalogue import located
-from sightline.model.config import PretrainedConfig, PretrainedTask, model_config_to_json
+from sightline.model.config import RELEVANCE, PretrainedConfig, PretrainedTask, model_config_to_json
 from sightline.model.data.pretrained import CONFIG, PRETRAINED, TOKENIZER, is_pretrained
 from sightline.model.data.records import TaskName
 from sightline.model.parts import checkpoint_of
@@ -33,6 +33,7 @@ _KINDS: Mapping[TaskName, str] = {
     "classification": "an encoder",
     "language-model": "a decoder",
     "encoder": "an encoder",
+    "reranking": "an encoder",
 }
 _GENERATION, _TOKENIZER_CONFIG, _TEMPLATE = "generation_config.json", "tokenizer_config.json", "chat_template.jinja"
 _POOLING_MODES = {"mean": "mean", "first": "cls", "last": "lasttoken", "max": "max"}
@@ -138,6 +139,10 @@ def write_parts(
                 f"{path}: modules.json names a subfolder or layers after the pooling, which cannot be trained; use "
                 "another checkpoint, or a copy of its Transformer alone, without modules.json"
             )
+        if task == "reranking" and not source.reads_pairs:
+            raise UsageError(
+                f"{path}: the tokenizer has no form of pairs of texts that is supported; use another checkpoint"
+            )
         names = (str(file.relative_to(path)) for file in sorted(path.rglob("*")))
         texts: dict[str, bytes] = {
             name: data
@@ -151,7 +156,8 @@ def write_parts(
         fields, settings = folder.json_object(CONFIG) or {}, folder.json_object(_GENERATION) or {}
         tokenizer, targets = (source.tokenizers[name] for name in (source.source_tokenizer, source.target_tokenizer))
         positions, prefix, chat = source.limits.max_source_tokens, source.tokens.start_ids[1:], source.chat
-        if task == "classification":
+        separator = model.encoder.embedding.type_separator if model.encoder is not None else None
+        if task in ("classification", "reranking"):
             positions = min(model.max_positions, read_tokenizer_limit(folder.json) or model.max_positions)
         if task == "encoder":
             texts |= _sentence_files(embedding.pooling if embedding else "mean", positions, texts)
@@ -177,10 +183,11 @@ def write_parts(
             bos_id=source.tokens.start_ids[0],
             eos_id=source.tokens.end_ids[0],
             fields=fields,
-            labels=model.labels if model.head is not None and len(model.labels) > 1 else (),
+            labels=_labels(model, task),
             pooling=embedding.pooling if embedding else "mean",
             chat={} if chat is None else chat.model_dump(),
             target_prefix=prefix if task == "translation" else (),
+            type_separators=() if separator is None or task != "reranking" else (separator,),
             target_tokenizer="" if targets is tokenizer or task != "translation" else targets.to_str(),
         )
         if template is not None:
@@ -196,6 +203,14 @@ def write_parts(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
     return config
+
+
+def _labels(model: Any, task: str) -> tuple[str, ...]:
+    """Return the labels whose rows of the output layer a training can continue with."""
+    kind = "" if model.head is None else model.head.label_kind
+    if task == "reranking":
+        return (RELEVANCE,) if kind == "score" else ()
+    return model.labels if kind and len(model.labels) > 1 else ()
 
 
 def _config(**fields: Any) -> PretrainedConfig:

@@ -218,7 +218,8 @@ class RecurrentConfig(ArchitectureConfig):
         return self.annotation_size if self.feeds_context else 0
 
 
-PretrainedTask = Literal["classification", "encoder", "language-model", "translation"]
+PretrainedTask = Literal["classification", "encoder", "language-model", "translation", "reranking"]
+RELEVANCE = "relevance"  # label of a reranker
 Pooling = Literal["mean", "first", "last", "max"]
 
 
@@ -232,7 +233,9 @@ class PretrainedConfig(ArchitectureConfig):
 
     task: PretrainedTask = "encoder"
     fields: dict[str, Any] = field(default_factory=dict)  # content of config.json
-    labels: tuple[str, ...] = ()  # of a classifier; before a training, empty if the checkpoint is none
+    # Of a classifier, or the only one of a reranker; before a training, empty if the checkpoint is
+    # none.
+    labels: tuple[str, ...] = ()
     multi_label: bool = False  # a text has any number of labels
     pooling: Pooling = "mean"  # of an encoder: how hidden states become a vector
     chat: dict[str, Any] = field(default_factory=dict)  # fields of the chat template, empty without one
@@ -240,6 +243,7 @@ class PretrainedConfig(ArchitectureConfig):
     # targets, if it differs from that of sources, as the text of its file.
     target_prefix: tuple[int, ...] = ()
     target_tokenizer: str = ""
+    type_separators: tuple[int, ...] = ()  # of a reranker with token types: the token that ends type 0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -248,7 +252,8 @@ class PretrainedConfig(ArchitectureConfig):
                 f"{', '.join(SPECIAL_IDS)} must be less than vocab_size ({self.vocab_size}), got "
                 f"{self.pad_id}, {self.bos_id}, {self.eos_id}"
             )
-        if self.labels and len(set(self.labels)) < max(2, len(self.labels)):
+        fewest = 1 if self.task == "reranking" else 2
+        if self.labels and len(set(self.labels)) < max(fewest, len(self.labels)):
             raise ValueError(f"labels must be two or more different strings, got {self.labels}")
 
     @property

@@ -47,6 +47,7 @@ from sightline.model.data.preparation import (
 )
 from sightline.model.data.pretrained import PRETRAINED, encode_pairs
 from sightline.model.data.records import TaskName
+from sightline.model.data.similar_texts import encode_reranking, encode_similar
 from sightline.model.data.teaching import with_teacher
 from sightline.model.data.tokenizer_training import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
 from sightline.model.precision import default_device
@@ -75,6 +76,7 @@ from sightline.model.training.recipe import (
     choose_vocabulary,
     num_characters,
 )
+from sightline.model.training.reranking import RERANKING
 from sightline.model.training.start import start_from, start_from_pretrained
 from sightline.model.training.task import Task
 from sightline.model.training.train_config import CHANGEABLE, Precision, read_train_config
@@ -82,7 +84,7 @@ from sightline.model.training.trainer import Trainer
 from sightline.model.training.translation import TRANSLATION
 
 TASKS: Mapping[TaskName, Task[Any, Any]] = {
-    task.name: task for task in (TRANSLATION, CLASSIFICATION, LANGUAGE_MODEL, ENCODER)
+    task.name: task for task in (TRANSLATION, CLASSIFICATION, LANGUAGE_MODEL, ENCODER, RERANKING)
 }
 # Checks a third-party tokenizer before this process reads it.
 CheckTokenizer: TypeAlias = Callable[[Path], None]
@@ -157,6 +159,11 @@ def _trainer(
     values = {**defaults_of(task), **stored, **options}
     if is_resumed:
         _check_unchanged(folder, task, stored, values)
+    if task == "reranking" and not _text(values, "from"):
+        raise UsageError(
+            "a reranker starts from an encoder that others trained on much text; name it with --from: minilm, a "
+            "folder, or OWNER/NAME of a hub"
+        )
 
     names = {name: _text(values, name) for name in READING_OPTIONS}
     reading = Reading(task, **names, multi_label=bool(values.get("multi_label")))
@@ -362,15 +369,25 @@ def _prepare(run: Path, corpus: Corpus, facts: Facts, beginning: _Beginning, val
     if beginning.model is not None:
         longest = min(longest, beginning.model.max_positions)
     labels = tuple(facts.labels)
-    encoder = partial(_encode, labels=labels, max_length_tokens=longest, model=beginning.model)
+    encoder = partial(_encode, facts=facts, labels=labels, max_length_tokens=longest, model=beginning.model)
     return prepare(run, corpus, facts, beginning.tokenizer, encoder, longest)
 
 
 def _encode(
-    tokenizer: Tokenizer, records: Sequence[Any], *, labels: Sequence[str], max_length_tokens: int, model: Any
+    tokenizer: Tokenizer,
+    records: Sequence[Any],
+    *,
+    facts: Facts,
+    labels: Sequence[str],
+    max_length_tokens: int,
+    model: Any,
 ) -> list[Any]:
     """Encode records for a model of this project, or for a third-party one."""
     try:
+        if facts.task == "encoder":
+            return encode_similar(tokenizer, records, facts.score_limits)
+        if facts.task == "reranking":
+            return encode_reranking(tokenizer, records, facts.score_limits, max_length_tokens)
         if isinstance(model, PretrainedConfig) and model.task == "language-model":
             return encode_records(model, tokenizer, records, max_length_tokens)
         if isinstance(model, PretrainedConfig) and model.task == "translation":

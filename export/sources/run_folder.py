@@ -44,7 +44,7 @@ class RunRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    task: str | None = None  # "translation", "classification", "language-model" or "encoder"
+    task: str | None = None  # "translation", "classification", "language-model", "encoder" or "reranking"
     command: str | None = None
     license: str | None = None  # license of the weights, as given by the user
     source: str | None = None  # BCP 47 tags of a translation model
@@ -65,6 +65,7 @@ class RunRecord(BaseModel):
             "classification": "Classification of texts",
             "language-model": "Chat" if self.has_dialogues else "Language model",
             "encoder": "Embeddings of texts",
+            "reranking": "Relevance of documents to a query",
         }
         return kinds.get(self.task or "", "")
 

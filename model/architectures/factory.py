@@ -8,6 +8,7 @@ from sightline.model.architectures.pretrained import (
     PretrainedDecoder,
     PretrainedEncoder,
     PretrainedModel,
+    PretrainedReranker,
     PretrainedTranslator,
 )
 from sightline.model.architectures.recurrent import RecurrentModel
@@ -28,6 +29,7 @@ _PRETRAINED = {
     "classification": PretrainedClassifier,
     "encoder": PretrainedEncoder,
     "language-model": PretrainedDecoder,
+    "reranking": PretrainedReranker,
     "translation": PretrainedTranslator,
 }
 

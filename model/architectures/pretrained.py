@@ -28,11 +28,13 @@ _DROPOUT_KEYS = (
     "hidden_dropout_prob", "dropout", "dropout_rate", "resid_pdrop", "hidden_dropout", "mlp_dropout",
     "attention_dropout",
 )  # fmt: skip
+LABELLED = ("classification", "reranking")  # tasks of models with labels
 _LABEL_KEYS = ("num_labels", "_num_labels", "id2label", "label2id", "problem_type")
 _CLASSES = {
     "classification": "AutoModelForSequenceClassification",
     "encoder": "AutoModel",
     "language-model": "AutoModelForCausalLM",
+    "reranking": "AutoModelForSequenceClassification",
     "translation": "AutoModelForSeq2SeqLM",
 }
 # A tensor of a layer, which no model omits but T5's encoder
@@ -44,10 +46,12 @@ def transformers_config(config: PretrainedConfig) -> Any:
     import transformers
 
     fields = config.fields
-    if config.task == "classification":
+    if config.task in LABELLED:
         kind = "multi_label_classification" if config.multi_label else "single_label_classification"
         fields = {key: value for key, value in fields.items() if key not in _LABEL_KEYS}
-        fields |= {"id2label": dict(enumerate(config.labels)), "problem_type": kind}
+        fields |= {"id2label": dict(enumerate(config.labels))}
+        if config.task == "classification":
+            fields["problem_type"] = kind
         fields |= {"label2id": {label: index for index, label in enumerate(config.labels)}}
         if fields.get("pad_token_id") is None:  # a decoder finds the last token of a text by it
             fields["pad_token_id"] = config.pad_id
@@ -94,7 +98,7 @@ class PretrainedModel(nn.Module):
         Raises `UsageError` if other weights are missing or unknown.
         """
         config, is_known = self.config, set(self.config.labels) <= set(labels)
-        if config.task == "classification" and is_known:
+        if config.task in LABELLED and is_known:
             config = dataclasses.replace(config, labels=tuple(labels))
         with _quiet():
             loaded, report = _class(config).from_pretrained(
@@ -116,7 +120,7 @@ class PretrainedModel(nn.Module):
                     "another checkpoint, or it is a variant that cannot be trained"
                 )
         weights = loaded.state_dict()
-        if config.task == "classification":
+        if config.task in LABELLED:
             head = (name for name, layer in loaded.named_modules() if isinstance(layer, nn.Linear))
             output = [name for name in head if not name.startswith(f"{loaded.base_model_prefix}.")][-1]
             rows = [config.labels.index(label) for label in self.config.labels]
@@ -187,6 +191,20 @@ class PretrainedClassifier(PretrainedModel):
         mask = length_mask(source_lengths, source.size(1)).squeeze(1)
         logits = at_least_float32(self.module(source, attention_mask=mask.long()).logits)
         return logits if self.config.multi_label else logits.log_softmax(dim=-1)
+
+
+class PretrainedReranker(PretrainedModel):
+    """Encoder that reads a query and a document together, and predicts a score."""
+
+    def forward(self, source: Tensor, source_lengths: Tensor) -> Tensor:
+        """Return the logits (B,) of the scores of padded pairs (B, S)."""
+        mask = length_mask(source_lengths, source.size(1)).squeeze(1)
+        types = {}
+        if self.config.type_separators:  # tokens after the first separator have the type 1
+            is_separator = source == self.config.type_separators[0]
+            types["token_type_ids"] = (is_separator.cumsum(dim=1) > is_separator.long()).long()
+        logits = self.module(source, attention_mask=mask.long(), **types).logits
+        return at_least_float32(logits).squeeze(1)
 
 
 class PretrainedGenerator(PretrainedModel):

@@ -24,6 +24,7 @@ FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "language-model": ("text",),
     "translation": PAIR,
     "encoder": PAIR,
+    "reranking": PAIR,
 }
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "text": ("sentence", "utterance", "content", "message", "review"),

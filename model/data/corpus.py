@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sightline.model.data.columns import is_language
 from sightline.model.data.files import READERS, TEXT, CorpusError, at, ending_of, open_file
-from sightline.model.data.formats import PAIR_TASKS, Reading, read_records
+from sightline.model.data.formats import PAIR_TASKS, SIMILARITY_TASKS, Reading, read_records
 from sightline.model.data.pair_files import XML
 from sightline.model.data.pair_names import (
     Sides,
@@ -32,11 +32,12 @@ from sightline.model.data.pair_names import (
     sides_of,
     sides_of_split,
 )
-from sightline.model.data.records import LabelledRecord, Record, TaskName, texts_of
+from sightline.model.data.records import LabelledRecord, PairRecord, Record, TaskName, key_of
 
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
 DEV_SHARE, MAX_DEV_RECORDS = 0.05, 1_000  # of a train file that is divided
-MIN_DEV_PAIRS = 4  # of an encoder, whose loss compares the pairs of a batch
+MIN_DEV_PAIRS = 4  # of an encoder, whose loss compares the pairs of a batch, or of a reranker
+MIN_DEV_SCORES = 20  # of pairs with scores, which are compared with other scores
 MAX_LABELS = 10_000
 # What to do with files of other formats.
 WAYS_OUT = {
@@ -57,7 +58,7 @@ class Division:
     dev: frozenset[int]  # hashes of the texts of dev
 
     def contains(self, record: Record) -> bool:
-        return (hash_texts(texts_of(record), self.seed) in self.dev) == self.is_dev
+        return (hash_texts(key_of(record), self.seed) in self.dev) == self.is_dev
 
 
 @dataclass(frozen=True)
@@ -281,14 +282,17 @@ def _divide(split: Split, seed: int) -> tuple[Split, Split]:
     """Divide the records of train between train and dev.
 
     About 5 % of the different texts are in dev, those with the smallest hashes, at least 1 and at
-    most 1,000; for an encoder, at least `MIN_DEV_PAIRS`, or half of fewer than 8. Of labelled
-    texts, this is the share of each label, at least 1 of 2. A text with several labels counts for
-    the rarest. The first text of each label stays in train.
+    most 1,000; for similar texts, at least `MIN_DEV_PAIRS` or `MIN_DEV_SCORES`, or half of fewer
+    than twice as many. Of labelled texts, this is the share of each label, at least 1 of 2. A text
+    with several labels counts for the rarest. The first text of each label stays in train.
     """
     hashes, train_only, indices = array("Q"), set[int](), dict[str, int]()
     owners, labels = array("Q"), array("L")  # text and index of each of its labels
+    fewest = MIN_DEV_PAIRS if split.reading.task in SIMILARITY_TASKS else 1
     for record in split:
-        hashes.append(hash_texts(texts_of(record), seed))
+        hashes.append(hash_texts(key_of(record), seed))
+        if isinstance(record, PairRecord) and record.score is not None:
+            fewest = MIN_DEV_SCORES
         for label in record.labels if isinstance(record, LabelledRecord) else ():
             if label not in indices:
                 indices[label] = len(indices)
@@ -299,7 +303,7 @@ def _divide(split: Split, seed: int) -> tuple[Split, Split]:
     if not hashes:
         raise CorpusError(f"{split} is empty or has only blank texts; add examples")
     different = distinct(hashes)
-    fewest = max(1, min(MIN_DEV_PAIRS, len(different) // 2)) if split.reading.task == "encoder" else 1
+    fewest = max(1, min(fewest, len(different) // 2))
     share, dev = min(DEV_SHARE, MAX_DEV_RECORDS / len(different)), set[int]()
     for group in _by_label(different, owners, labels):
         candidates = (number for number in map(int, group) if number not in train_only)

@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 from sightline.model.data.records import Record
 
 # Two lists of integers, whose meaning depends on the task. Translation and encoder: token ids of
-# both sides. Classification: token ids, and indices of labels. Language model: token ids, and 1 for
-# each token that is part of the loss, otherwise 0.
+# both sides, see `sightline.model.data.similar_texts` for those of an encoder. Classification:
+# token ids, and indices of labels. Reranking: token ids of a pair, and its score. Language model:
+# token ids, and 1 for each token that is part of the loss, otherwise 0.
 Example: TypeAlias = tuple[Sequence[int], Sequence[int]]
 
 

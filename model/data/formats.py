@@ -1,6 +1,7 @@
 """Records of the tasks from the rows of files.
 
-The fields of a record are `source` and `target` (translation, encoder), `text` and `label`
+The fields of a record are `source` and `target` (translation), those of
+`sightline.model.data.similar_texts` (encoder, reranking), `text` and `label`
 (classification; `labels`, a list, with several labels a text), and `text` (language model).
 `sightline.model.data.dialogues` reads those of dialogues. Two files are pairs of texts: line N of
 one belongs to line N of the other. `sightline.model.data.files` and
@@ -36,8 +37,10 @@ from sightline.model.data.records import (
     TextRecord,
     texts_of,
 )
+from sightline.model.data.similar_texts import find_names, negatives_of, one_target_each, read_score
 
-PAIR_TASKS: tuple[TaskName, ...] = ("translation", "encoder")
+SIMILARITY_TASKS: tuple[TaskName, ...] = ("encoder", "reranking")
+PAIR_TASKS: tuple[TaskName, ...] = ("translation", *SIMILARITY_TASKS)
 MAX_LABEL_CHARACTERS = 200
 # Options of commands that are fields of `Reading`.
 READING_OPTIONS = ("source", "target", "text", "label", "encoding")
@@ -73,7 +76,8 @@ def read_records(
         yield from _read_pairs(*files, reading.encoding)
         return
     converter = _Converter(reading, {} if kinds is None else kinds, _columns(files[0], reading))
-    for number, fields in _read_rows(files[0], reading, converter.columns):
+    rows = _read_rows(files[0], reading, converter.columns)
+    for number, fields in one_target_each(rows, reading.task in SIMILARITY_TASKS):
         if isinstance(fields, str):
             yield number, fields
         else:
@@ -85,10 +89,14 @@ def describe_columns(files: tuple[Path, ...], reading: Reading) -> list[str]:
     columns = _columns(files[0], reading)
     has_columns = len(files) == 1 and _ending(files[0], reading) in READERS
     _, first = next(_read_rows(files[0], reading, columns), (0, "")) if has_columns else (0, "")
-    used = [name for names in _Converter(reading, {}, columns).choices() for name in names]
     if isinstance(first, str):
         return []
-    columns.rename(first)
+    renamed = columns.rename(first)
+    if reading.task in SIMILARITY_TASKS:
+        names = find_names(tuple(renamed))
+        used = [names.source, names.target, *names.negatives, *filter(None, [names.score])]
+    else:
+        used = [name for names in _Converter(reading, {}, columns).choices() for name in names]
     return columns.notes(files[0], used)
 
 
@@ -180,6 +188,8 @@ class _Converter:
         self._fail(f"missing field {name!r}; the fields are {expected}, but {self.columns.missing()}")
 
     def _record(self, fields: Mapping[str, Any]) -> Record:
+        if self._task in SIMILARITY_TASKS:
+            return self._similar_texts(fields)
         if self._task == "language-model":
             form = self._dialogues.form_of(fields)
             self._check_kind("fields", form or "text")
@@ -191,6 +201,17 @@ class _Converter:
         if self._task == "classification":
             return LabelledRecord(self._text(fields["text"], "text"), self._labels(fields))
         return TextRecord(self._text(fields["text"], "text"))
+
+    def _similar_texts(self, fields: Mapping[str, Any]) -> PairRecord:
+        try:
+            names = find_names(tuple(fields))
+            score = read_score(fields[names.score], names.score) if names.score else None
+        except ValueError as error:
+            self._fail(str(error))
+        self._check_kind("fields", "no score" if score is None else "a score")
+        source, target = (self._text(fields[name], name) for name in (names.source, names.target))
+        negatives = (self._text(text, name) for text, name in negatives_of(fields, names))
+        return PairRecord(source, target, tuple(text for text in negatives if text.strip()), score)
 
     def _text(self, value: Any, name: str) -> str:
         if not isinstance(value, str):

@@ -8,6 +8,7 @@ while they are sorted up to 60, and tables whose sizes do not depend on the numb
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import shutil
 import tempfile
@@ -41,6 +42,7 @@ from sightline.model.data.records import (
     TaskName,
     texts_of,
 )
+from sightline.model.data.similar_texts import LAST_MARK, MARK, SCORE_UNIT, limits_of, longest_text, truncated
 from sightline.model.data.tokenizer_training import truncate
 
 FOLDER = "data"  # of the encoded examples, in the folder of a run
@@ -97,6 +99,7 @@ class Facts:
     contradictions: tuple[str, ...] = ()  # the first texts, each with the lines of its labels
     notes: tuple[str, ...] = ()  # about the columns that are read
     pair_warnings: tuple[str, ...] = ()  # about pairs that are probably no translations
+    score_limits: tuple[float, float] | None = None  # of similar texts in train; 0 and 1 if all are between them
     # Facts that `prepare` adds. Lengths are those of the examples that are not dropped.
     tokens: Mapping[str, Lengths] = field(default_factory=dict)
     max_length_tokens: int = 0
@@ -122,6 +125,7 @@ class _Scan:
         self.has_dialogues, self.num_unanswered, self.unread = False, 0, set[str]()
         self.texts, self.records = array("Q"), array("Q")  # hashes of texts, and of texts with labels
         self.sources = array("Q")  # hashes of the sources of pairs
+        self.scores = (math.inf, -math.inf)  # the least and the greatest one
         self.labels = Counter[str]()
         self.label_lines: dict[str, int] = {}  # line of the first record of each label
         self.characters = Counter[int]()
@@ -147,6 +151,8 @@ class _Scan:
             self.records.append(hash_texts((*texts, *sorted(record.labels))))
         if isinstance(record, PairRecord):
             self.sources.append(hash_texts([record.source]))
+            if record.score is not None:
+                self.scores = min(self.scores[0], record.score), max(self.scores[1], record.score)
         if isinstance(record, DialogueRecord):
             self.has_dialogues = True
             self.num_unanswered += record.messages[-1].role != "assistant"
@@ -198,6 +204,8 @@ def check_corpus(corpus: Corpus) -> Facts:
         )
     if corpus.reading.task == "classification":
         _check_labels(corpus, scans)
+    if train.scores[0] == train.scores[1]:
+        raise CorpusError(f"all scores of {corpus.train} are {train.scores[0]:g}; add texts with another score")
     is_deduplicated = corpus.reading.task == "encoder"
     examples = {name: scan.num_examples for name, scan in scans.items()}
     dropped = {name: dict(scan.left_out) for name, scan in scans.items()}
@@ -229,6 +237,7 @@ def check_corpus(corpus: Corpus) -> Facts:
         languages=corpus.languages,
         split_seed=corpus.split_seed,
         pair_warnings=unusual_pairs,
+        score_limits=limits_of(train.scores) if train.scores[0] <= train.scores[1] else None,
         contradictions=contradictions,
         notes=tuple(
             dict.fromkeys(note for split in corpus.splits for note in describe_columns(split.files, corpus.reading))
@@ -431,11 +440,13 @@ class _Encoder:
         self.tokenizer, self._task, self._encode = tokenizer, task, encode
         self._limit = max_length_tokens
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1
-        self._sides = (0, 1) if task in PAIR_TASKS else (0,)  # lists of an example that are tokens
+        # Lists of an example that are tokens.
+        self._sides = (0, 1) if task in PAIR_TASKS and task != "reranking" else (0,)
 
     def encode_split(self, folder: Path, split: Split, facts: Facts) -> _Encoded:
         last_id, last_label = self.vocab_size - 1, len(facts.labels) - 1
-        last = {"classification": last_label, "language-model": 1}.get(self._task, last_id)
+        largest = {"classification": last_label, "language-model": 1, "reranking": SCORE_UNIT, "encoder": LAST_MARK}
+        last = largest.get(self._task, last_id)
         result = _Encoded(self.vocab_size)
         with ExampleWriter(folder, split.name, (last_id, last)) as writer:
             is_deduplicated = self._task == "encoder" and split.name == "train"
@@ -460,25 +471,24 @@ class _Encoder:
         """Return the examples of records; truncate or drop those that are too long."""
         examples = self._encode(self.tokenizer, records)
         sizes = self._sizes(examples)
-        is_long = sizes > self._limit
+        is_long = self._longest(examples) > self._limit
         if self._task in TRUNCATED_TASKS:
             examples = [self._truncate(one) if cut else one for one, cut in zip(examples, is_long, strict=True)]
-            sizes = np.minimum(sizes, self._limit)
+            sizes = self._sizes(examples)
             result.num_truncated += int(is_long.sum())
         else:
             examples, sizes = list(compress(examples, ~is_long)), sizes[~is_long]
             result.num_dropped += int(is_long.sum())
         result.sizes.update(sizes.tolist())
         for side in self._sides:
-            result.token_uses += np.bincount(flatten(examples, side), minlength=self.vocab_size)
+            ids = flatten(examples, side)
+            result.token_uses += np.bincount(ids[ids < MARK], minlength=self.vocab_size)
         return examples
 
     def _truncate(self, example: Example) -> Example:
-        first, second = (
-            truncate(self.tokenizer, ids, self._limit) if side in self._sides else ids
-            for side, ids in enumerate(example)
-        )
-        return first, second
+        if self._task == "encoder":
+            return truncated(example, lambda ids: truncate(self.tokenizer, ids, self._limit))
+        return truncate(self.tokenizer, example[0], self._limit), example[1]
 
     def _sizes(self, examples: Sequence[Example]) -> NDArray[np.int32]:
         """Return the number of tokens of each example; that of a pair is the larger one."""
@@ -495,6 +505,14 @@ class _Encoder:
             except UsageError as error:
                 return CorpusError(f"{split.location(index)}: {error}")
         return None
+
+    def _longest(self, examples: Sequence[Example]) -> NDArray[np.int32]:
+        """Return the length of the longest text of each example."""
+        sizes = self._sizes(examples)
+        if self._task == "encoder":  # the second list can have several texts
+            for index in np.flatnonzero(sizes > self._limit).tolist():
+                sizes[index] = longest_text(examples[index])
+        return sizes
 
 
 def _without_repeated(split: Split) -> Iterator[Record]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-TaskName = Literal["translation", "classification", "language-model", "encoder"]
+TaskName = Literal["translation", "classification", "language-model", "encoder", "reranking"]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 # Tasks of models that need not read all of a text.
 TRUNCATED_TASKS: tuple[TaskName, ...] = ("classification", "encoder")
@@ -15,10 +15,14 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class PairRecord:
-    """Two texts: a source and its translation, or two similar texts."""
+    """Two texts: a source and its translation, or two texts that belong together, or that a score
+    compares.
+    """
 
     source: str
     target: str
+    negatives: tuple[str, ...] = ()  # texts that are worse than the target
+    score: float | None = None  # how well both texts belong together, in any unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def texts_of(record: Record) -> tuple[str, ...]:
     calls. Results of tools may be empty, and are then left out.
     """
     if isinstance(record, PairRecord):
-        return record.source, record.target
+        return record.source, record.target, *record.negatives
     if isinstance(record, DialogueRecord):
         texts = (
             "\n".join([message.content, *(json.dumps(call["function"]) for call in message.tool_calls)])
@@ -80,3 +84,12 @@ def texts_of(record: Record) -> tuple[str, ...]:
         )
         return tuple(texts)
     return (record.text,)
+
+
+def key_of(record: Record) -> tuple[str, ...]:
+    """Return the texts by which records belong to the same part of a corpus that is divided: all,
+    or the source of a record with a score or negatives, such as a query with several documents.
+    """
+    if isinstance(record, PairRecord) and (record.negatives or record.score is not None):
+        return (record.source,)
+    return texts_of(record)

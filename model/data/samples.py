@@ -28,6 +28,7 @@ DEFAULT_EXAMPLES: Mapping[TaskName, int] = {
     "classification": 1_000,
     "language-model": 4_000,
     "encoder": 1_000,
+    "reranking": 500,
 }
 HELD_OUT_SHARE, HELD_OUT = 0.2, (20, 200)  # of the number of examples in train; records of dev and of test
 MAX_EXAMPLES = 50_000
@@ -94,6 +95,12 @@ def _paraphrase(draw: Random) -> _Drawn:
     return trip.is_held_out, {"source": trip.source, "target": f"{other}."}
 
 
+def _query(draw: Random) -> _Drawn:
+    is_held_out, pair = _paraphrase(draw)
+    other = _paraphrase(draw)[1]["target"]
+    return is_held_out, {"query": pair["source"], "positive": pair["target"], "negative": other}
+
+
 def _dialogue(draw: Random) -> _Drawn:
     said = [draw_exchange(draw) for _ in range(draw.choice((1, 1, 2, 3)))]
     messages = [
@@ -109,6 +116,7 @@ _DRAW: Mapping[str, Callable[[Random], _Drawn]] = {
     "translation": _translation,
     "language-model": _dialogue,
     "encoder": _paraphrase,
+    "reranking": _query,
 }
 
 

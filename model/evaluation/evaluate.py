@@ -11,7 +11,12 @@ from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.architectures.factory import Model, TranslationModel
-from sightline.model.architectures.pretrained import PretrainedClassifier, PretrainedDecoder, PretrainedEncoder
+from sightline.model.architectures.pretrained import (
+    PretrainedClassifier,
+    PretrainedDecoder,
+    PretrainedEncoder,
+    PretrainedReranker,
+)
 from sightline.model.checkpoint import load_metadata, load_model
 from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
 from sightline.model.evaluation.accuracy import (
@@ -26,6 +31,7 @@ from sightline.model.evaluation.accuracy import (
 )
 from sightline.model.evaluation.bleu import bootstrapped_scores, search_name, translate
 from sightline.model.evaluation.language import language_evaluation, language_fields
+from sightline.model.evaluation.ranking import ranking_fields
 from sightline.model.evaluation.result import Evaluation, Method
 from sightline.model.evaluation.retrieval import retrieval_fields
 from sightline.model.parts import weights_file
@@ -50,7 +56,8 @@ def evaluate_model(
     - Translation: BLEU and chrF of beam search, with sacreBLEU's signatures, and all outputs.
     - Classification: accuracy and F1, the scores of each label, and the most frequent confusions.
     - Language model: perplexity, and for dialogues the share of replies that are reproduced.
-    - Encoder: recall and mean reciprocal rank.
+    - Encoder: recall and mean reciprocal rank, or for scores their correlation.
+    - Reranking: nDCG and mean reciprocal rank, and for scores their correlation.
 
     The model is in evaluation mode. Raises `UsageError` if there are no records, the task does not
     have such records, or the settings of beam search are invalid; `ValueError` if a text is too
@@ -67,6 +74,8 @@ def evaluate_model(
             if not isinstance(record, TextRecord | DialogueRecord):
                 raise _other_record(record, "texts or dialogues")
         return {"task": "language-model", **language_fields(model, tokenizer, records)}
+    if isinstance(model, PretrainedReranker):
+        return {"task": "reranking", **ranking_fields(model, tokenizer, _only(PairRecord, records))}
     assert isinstance(model, TextEncoder | PretrainedEncoder)
     return {"task": "encoder", **retrieval_fields(model, tokenizer, _only(PairRecord, records))}
 
@@ -80,6 +89,8 @@ def headline(report: Mapping[str, Any]) -> Evaluation:
         search = search_name(report["num_beams"], report["length_penalty"])
         methods = {name: Method(report["sentences"], search, score["signature"]) for name, score in scores.items()}
         return Evaluation({name: round(score["value"], 2) for name, score in scores.items()}, methods=methods)
+    if report["task"] in ("encoder", "reranking") and "metrics" in report:
+        return Evaluation(report["metrics"], methods=dict.fromkeys(report["metrics"], Method(report["pairs"])))
     if report["task"] == "classification":
         metrics, method = report["metrics"], Method(report["sentences"])
     else:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.architectures.pretrained import PretrainedEncoder
-from sightline.model.data.records import PairRecord, Record
+from sightline.model.data.records import PairRecord, Record, texts_of
 from sightline.model.evaluation.length_groups import device_of, encode_truncated, grouped, padded
+from sightline.model.evaluation.ranking import metrics_of_scores
 from sightline.model.evaluation.result import Evaluation, Method, shortened
 from sightline.model.evaluation.share import Share
 
@@ -62,9 +63,19 @@ def retrieval_fields(
     model: TextEncoder | PretrainedEncoder, tokenizer: Tokenizer, pairs: Sequence[PairRecord]
 ) -> dict[str, Any]:
     """Return recall and mean reciprocal rank in percent as fields of a report; each source is
-    compared with the targets of all pairs.
+    compared with the targets and negatives of all pairs. Pairs with scores have the correlation of
+    scores and cosines instead.
     """
-    targets = list(dict.fromkeys(pair.target for pair in pairs))
+    scores = [pair.score for pair in pairs if pair.score is not None]
+    if scores:
+        one, other = (text_vectors(model, tokenizer, list(side)) for side in zip(*map(texts_of, pairs), strict=True))
+        cosines = (one * other).sum(dim=1).tolist()
+        samples = [
+            f"{shortened(pair.source, 60)} | {shortened(pair.target, 60)} | score {pair.score:g} | cosine {cosine:.2f}"
+            for pair, cosine in zip(pairs[:NUM_SAMPLES], cosines, strict=False)
+        ]
+        return {"pairs": len(pairs), "metrics": metrics_of_scores(cosines, scores), "samples": samples}
+    targets = list(dict.fromkeys(text for pair in pairs for text in texts_of(pair)[1:]))
     sources, candidates = (
         text_vectors(model, tokenizer, [pair.source for pair in pairs]),
         text_vectors(model, tokenizer, targets),
@@ -105,5 +116,5 @@ def evaluate_encoder(
     if not pairs:
         return Evaluation({})
     fields = retrieval_fields(model, tokenizer, pairs)
-    metrics = {"recall@1": fields["recall_at_1"], "MRR": fields["mrr"]}
+    metrics = fields.get("metrics") or {"recall@1": fields["recall_at_1"], "MRR": fields["mrr"]}
     return Evaluation(metrics, tuple(fields["samples"]), dict.fromkeys(metrics, Method(len(pairs))))

@@ -2,12 +2,13 @@
 
 The loss is multiple negatives ranking (Henderson et al. 2017, "Efficient Natural Language Response
 Suggestion for Smart Reply", section 4.4): each source is compared with the targets of all pairs of
-its batch, and each target with all sources. Shapes use B pairs, S and T tokens, M width of the
-model.
+its batch and with all negatives, and each target with all sources. Pairs with scores have the loss
+CoSENT, which sentence-transformers recommends for them: cosines of pairs with a larger score should
+be larger. Shapes use B pairs, N negatives, S and T tokens, M width of the model.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.config import ArchitectureConfig
 from sightline.model.data.batches import TensorBatch, pad
 from sightline.model.data.examples import Example
+from sightline.model.data.similar_texts import decode_similar, longest_text
 from sightline.model.evaluation.retrieval import evaluate_encoder
 from sightline.model.training.task import Task
 
@@ -27,9 +29,9 @@ SCALE = 20.0  # by which cosines are multiplied, as in sentence-transformers
 
 @dataclass(frozen=True)
 class PairBatch(TensorBatch):
-    """Padded token ids of both sides of pairs, (B, S) and (B, T), and their lengths (B,).
-    `is_negative` (B, B) is True where the target of a column is a wrong one for the source of a
-    row.
+    """Padded token ids of sources (B, S), and of targets and then negatives (B + N, T), and their
+    lengths. `is_negative` (B, B + N) is True where the text of a column is a wrong one for the
+    source of a row. `scores` (B,) are between 0 and 1, or (0,) if the pairs have none.
     """
 
     source: Tensor
@@ -37,50 +39,71 @@ class PairBatch(TensorBatch):
     target: Tensor
     target_lengths: Tensor
     is_negative: Tensor
+    scores: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 def make_batch(examples: Sequence[Example], config: ArchitectureConfig) -> PairBatch:
-    sources, targets = ([tuple(example[side]) for example in examples] for side in (0, 1))
+    decoded = [decode_similar(example) for example in examples]
+    sources, targets = ([tuple(texts[side]) for texts, _ in decoded] for side in (0, 1))
+    targets += [tuple(text) for texts, _ in decoded for text in texts[2:]]
     numbers = {text: number for number, text in enumerate({*sources, *targets})}
-    source, target = (torch.tensor([numbers[text] for text in side]) for side in (sources, targets))  # (B,)
+    source, target = (torch.tensor([numbers[text] for text in side]) for side in (sources, targets))  # (B,), (B + N,)
     # Equal texts are no negatives: targets of equal sources, equal targets, and the source itself.
-    is_equal = (source[:, None] == source) | (target[:, None] == target) | (source[:, None] == target)  # (B, B)
+    is_equal = (target[: len(source), None] == target) | (source[:, None] == target)  # (B, B + N)
+    is_equal[:, : len(source)] |= source[:, None] == source
     return PairBatch(
         pad(sources, config.pad_id),
         torch.tensor(list(map(len, sources))),
         pad(targets, config.pad_id),
         torch.tensor(list(map(len, targets))),
         ~is_equal,
+        torch.tensor([score for _, score in decoded if score is not None]),
     )
 
 
 def ranking_loss(model: TextEncoder, batch: PairBatch, smoothing: float = 0.0) -> Tensor:
-    """Return the sum over pairs of the mean cross-entropy of both directions, in nats. Smoothing is
+    """Return the sum over pairs of the mean cross-entropy of both directions, in nats, or
+    `score_loss` of pairs with scores. Smoothing is
     ignored, because the softmax is over the texts of a batch and not over labels.
     """
     sources = model(batch.source, batch.source_lengths)  # (B, M)
     targets = model(batch.target, batch.target_lengths)
     # bfloat16 would round the scaled cosines to steps of an eighth.
     with torch.autocast(sources.device.type, enabled=False):
-        scores = SCALE * sources.float() @ targets.float().T  # (B, B)
-    is_counted = batch.is_negative | torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+        if len(batch.scores):
+            return score_loss((sources.float() * targets.float()).sum(dim=1), batch.scores)
+        scores = SCALE * sources.float() @ targets.float().T  # (B, B + N)
+    is_counted = batch.is_negative | torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
     return sum_of_directions(scores, is_counted)
 
 
 def sum_of_directions(scores: Tensor, is_counted: Tensor) -> Tensor:
-    """Return half the sum of the cross-entropies of the diagonal over rows and over columns. The
-    softmax of a row or column is over its own counted scores.
+    """Return half the sum of the cross-entropies of the diagonal over rows and over columns, of
+    scores (B, B + N). The softmax of a row or column is over its own counted scores; columns of
+    negatives have none.
     """
     own = torch.arange(len(scores), device=scores.device)
     total = scores.new_zeros(())
-    for logits, kept in ((scores, is_counted), (scores.T, is_counted.T)):
+    columns = slice(len(scores))
+    for logits, kept in ((scores, is_counted), (scores[:, columns].T, is_counted[:, columns].T)):
         total = total + functional.cross_entropy(logits.masked_fill(~kept, -torch.inf), own, reduction="sum")
     return total / 2
 
 
+def score_loss(cosines: Tensor, scores: Tensor) -> Tensor:
+    """Return CoSENT for the cosines (B,) of pairs with scores (B,), times B: the logarithm of 1 and
+    the sum of exp(SCALE (cosine_j - cosine_i)) over all i and j with score_i > score_j.
+    """
+    terms = SCALE * (cosines - cosines[:, None])[scores[:, None] > scores]
+    return len(cosines) * torch.cat([terms.new_zeros(1), terms]).logsumexp(dim=0)
+
+
 def count_pairs(batch: PairBatch, pad_id: int) -> int:
     """Return the number of pairs that have another one to be compared with, and so a loss."""
-    return int((batch.is_negative.any(dim=0) | batch.is_negative.any(dim=1)).sum())
+    if len(batch.scores):
+        return len(batch.scores) if batch.scores.min() < batch.scores.max() else 0
+    is_negative, columns = batch.is_negative, slice(len(batch.source))
+    return int((is_negative[:, columns].any(dim=0) | is_negative.any(dim=1)).sum())
 
 
 def sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -95,4 +118,5 @@ ENCODER: Task[PairBatch, TextEncoder] = Task(
     training_loss=ranking_loss,
     evaluate=evaluate_encoder,
     sizes=sizes,
+    longest=longest_text,
 )

@@ -173,7 +173,9 @@ class LanguageModelOptions(TrainOptions, _TextOptions):
 
 
 class EncoderOptions(TrainOptions, _SideOptions):
-    """Train a model on pairs of similar texts, for an embedding model.
+    """Train a model on texts that belong together, for an embedding model.
+
+    They are pairs, triplets with negatives, or pairs with scores.
 
     Run the same command again to resume.
     """
@@ -182,8 +184,19 @@ class EncoderOptions(TrainOptions, _SideOptions):
     example = "data/pairs.tsv --run runs/search"
 
 
+class RerankingOptions(TrainOptions, _SideOptions):
+    """Train a reranker on the files of an embedding model, starting from a third-party encoder.
+
+    Run the same command again to resume.
+    """
+
+    task = "reranking"
+    example = "data/triplets.jsonl --run runs/reranker --from minilm"
+
+
 OPTIONS: Mapping[TaskName, type[TrainOptions]] = {
-    kind.task: kind for kind in (TranslationOptions, ClassificationOptions, LanguageModelOptions, EncoderOptions)
+    kind.task: kind
+    for kind in (TranslationOptions, ClassificationOptions, LanguageModelOptions, EncoderOptions, RerankingOptions)
 }
 # Flags by the names of settings, for messages.
 FLAGS: Mapping[str, str] = {

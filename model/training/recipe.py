@@ -55,7 +55,13 @@ LABEL_SMOOTHING: Mapping[TaskName, float] = {"translation": 0.1}  # other tasks:
 _UPDATES_PER_EPOCH = 60
 _BATCH_TOKENS = (512, 4096)
 # Total updates of 300 examples; they grow with the power of the number of examples.
-_UPDATES: Mapping[TaskName, float] = {"translation": 900, "classification": 600, "encoder": 600, "language-model": 900}
+_UPDATES: Mapping[TaskName, float] = {
+    "translation": 900,
+    "classification": 600,
+    "encoder": 600,
+    "language-model": 900,
+    "reranking": 600,
+}
 _UPDATES_POWER = 0.25
 _EPOCHS = (3, 100)
 _WARMUP_SHARE = 0.1  # of all updates
@@ -82,6 +88,7 @@ _CLASSIFIER_AVERAGED_SHARE = 0.7
 _START_LEARNING_RATES: Mapping[TaskName, float] = {
     "classification": 5e-5,
     "encoder": 3e-5,
+    "reranking": 5e-5,
     "language-model": 3e-5,
     "translation": 5e-5,
 }
@@ -107,7 +114,7 @@ def choose_vocabulary(facts: "Facts") -> tuple[int, str]:
 
 def num_characters(facts: "Facts") -> int:
     """Return the number of characters of train, or of pairs a slightly larger number."""
-    sides = 2 if facts.task in ("translation", "encoder") else 1
+    sides = 2 if facts.task in ("translation", "encoder", "reranking") else 1
     return sides * facts.characters["train"].total
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from sightline.base.errors import UsageError
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.factory import build_model
-from sightline.model.architectures.pretrained import PretrainedModel
+from sightline.model.architectures.pretrained import LABELLED, PretrainedModel
 from sightline.model.checkpoint import load_tensors, one_line
 from sightline.model.config import (
+    RELEVANCE,
     ArchitectureConfig,
     ClassifierConfig,
     PretrainedConfig,
@@ -23,6 +24,7 @@ from sightline.model.config import (
     architecture_of,
     read_model_config,
 )
+from sightline.model.data.records import TASK_NAMES
 from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.parts import CONFIG, TOKENIZER, load_parts, weights_file
 
@@ -32,7 +34,10 @@ TASK_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "classification": ("classifier",),
     "language-model": ("causal",),
     "encoder": ("encoder",),
+    "reranking": (),  # only third-party checkpoints
 }
+
+OWN_TASKS = tuple(task for task in TASK_NAMES if TASK_ARCHITECTURES[task])  # that can start from random weights
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,10 @@ def start_from(folder: Path, task: str, labels: Sequence[str] = ()) -> Start:
         )
     config, tokenizer = load_parts(folder)
     if architecture_of(config) not in TASK_ARCHITECTURES.get(task, ()):
+        way_out = "use a run of that task" if task in OWN_TASKS else "use a third-party encoder"
         raise UsageError(
             f"{folder} is a model of architecture {architecture_of(config)}, which cannot be trained for the task "
-            f"{task}; use a run of that task"
+            f"{task}; {way_out}"
         )
     if isinstance(config, RecurrentConfig) and config.selection != "soft":
         raise UsageError(f"{folder} has hard attention, which cannot be trained for the task {task}; use another run")
@@ -94,7 +100,9 @@ def start_from_pretrained(folder: Path, parts: Path, labels: Sequence[str] = (),
     """
     config, tokenizer = cast(PretrainedConfig, read_model_config(parts / CONFIG)), read_tokenizer(parts / TOKENIZER)
     before = config.labels
-    if config.task == "classification":
+    if config.task == "reranking":
+        labels = (RELEVANCE,)
+    if config.task in LABELLED:
         config = dataclasses.replace(config, labels=tuple(labels), multi_label=multi_label)
     notes = (f"starts from the weights of {folder} ({config.family})", *_label_note(before, labels))
 

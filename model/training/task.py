@@ -44,6 +44,8 @@ class Task(Generic[BatchT, ModelT]):
     # first column, then by the others; the largest column limits a batch and is compared with the
     # positions of the model.
     sizes: Callable[[NDArray[np.int32]], NDArray[np.int32]] = first_lengths
+    # Length of the longest text of an example whose sizes can be those of several texts.
+    longest: Callable[[Example], int] | None = None
     # Sets weights of a new model that depend on the training examples.
     initialise: Callable[[ModelT, Examples], None] | None = None
 

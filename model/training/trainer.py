@@ -153,7 +153,10 @@ class Trainer:
         """Check that a split has examples and that the model can read them. Raises `ValueError`."""
         if not len(examples):
             raise ValueError(f"there is no example of {split}; add examples")
-        longest, positions = int(self.task.sizes(examples.lengths).max()), self.model_config.max_positions
+        sizes, positions = self.task.sizes(examples.lengths).max(axis=1), self.model_config.max_positions
+        longest = int(sizes.max())
+        if longest > positions and self.task.longest is not None:
+            longest = max(self.task.longest(examples[index]) for index in np.flatnonzero(sizes > positions).tolist())
         if longest > positions:
             raise ValueError(
                 f"an example of {split} has {longest} tokens, but max_positions of the model is {positions}; set "
@@ -165,7 +168,7 @@ class Trainer:
         if not any(self.task.count(batch, self.model_config.pad_id) for batch in self.batches(examples, epoch)):
             raise UsageError(
                 f"{split} has no loss: a text needs at least one token to predict, and a pair of an encoder needs "
-                f"another pair with other texts in its batch; add examples of {split}, or increase "
+                f"another pair with other texts, or another score, in its batch; add examples of {split}, or increase "
                 f"{self._flag('batch_tokens')}"
             )
 

@@ -29,7 +29,8 @@ TEXTS = {
     "translation": "train on pairs of source and target",
     "classification": "train on texts with labels",
     "language-model": "train on texts, or dialogues as chat APIs have them",
-    "encoder": "train on pairs of similar texts, for an embedding model",
+    "encoder": "train on texts that belong together, for an embedding model",
+    "reranking": "train a reranker on the same files",
     "sample": "write sample data for a task, to try it or to see the format",
 }
 

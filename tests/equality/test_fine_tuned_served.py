@@ -36,6 +36,7 @@ DATA: dict[str, list[dict[str, Any]]] = {
     "one": [{"text": f"word{number} word7", "label": "cat" if number % 2 else "Größe"} for number in NUMBERS],
     "several": [{"text": f"word{number}", "labels": ["cat", "dog"][: number % 3]} for number in NUMBERS],
     "vectors": [{"source": f"word{number} word9", "target": f"word{number + 20}"} for number in NUMBERS],
+    "ranks": [{"query": f"word{n}", "pos": [f"word{n + 20}"], "neg": [f"word{n + 40}"]} for n in NUMBERS],
     "plain": [{"text": f"There are {number} birds."} for number in NUMBERS],
     "chat": [
         {"messages": [{"role": "user", "content": f"Is it {number}?"}, {"role": "assistant", "content": "Yes."}]}
@@ -63,6 +64,7 @@ TASKS = {
     "one": ("encoder", "classification"),
     "several": ("encoder", "classification", "--multi-label"),
     "vectors": ("encoder", "encoder"),
+    "ranks": ("encoder", "reranking"),
     "plain": ("renamed decoder", "language-model"),
     "chat": ("decoder", "language-model"),
     "calls": (
@@ -134,6 +136,21 @@ async def test_an_encoder_is_served_with_its_vectors(folder: Path, client: httpx
         (expected,) = trained(torch.tensor([ids]), torch.tensor([len(ids)])).tolist()
     (vector,) = (await ask(client, "/v1/encode", model="vectors", inputs="word1 word2"))["embeddings"]
     assert vector == pytest.approx(expected, abs=1e-5)
+
+
+async def test_a_reranker_is_served_with_its_scores(
+    folder: Path, client: httpx.AsyncClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained, tokenizer = loaded(folder, "ranks")
+    ids = tokenizer.encode("word1 word2", "word3").ids
+    with torch.inference_mode():
+        expected = trained(torch.tensor([ids]), torch.tensor([len(ids)])).sigmoid().item()
+    (result,) = (await ask(client, "/v1/rerank", model="ranks", query="word1 word2", documents=["word3"]))["results"]
+    assert result["relevance_score"] == pytest.approx(expected, abs=1e-5)
+    ranked = await ask(client, "/rerank?model=ranks", query="word1 word2", texts=["word3", "word2"])
+    assert {one["index"]: one["score"] for one in ranked}[0] == pytest.approx(expected, abs=1e-5)
+    assert main(["evaluate", str(folder / "runs" / "ranks")]) == 0
+    assert '"nDCG@10"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["plain", "chat"])

@@ -17,10 +17,11 @@ from sightline.export import training_check
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata
 from sightline.model.config import ClassifierConfig, read_model_config
-from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.data.records import TaskName
 from sightline.model.data.samples import write_sample
 from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.evaluation import bleu
+from sightline.model.training.start import OWN_TASKS
 from sightline.model.training.train_config import read_train_config
 from tests.model.pretrained_folders import check_here
 
@@ -47,7 +48,7 @@ def short_translations() -> Iterator[None]:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with sample data of each task."""
     folder = tmp_path_factory.mktemp("data")
-    for task in TASK_NAMES:
+    for task in OWN_TASKS:
         write_sample(task, folder / task, 40)
     return folder
 
@@ -56,7 +57,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with a finished run of each task."""
     folder = tmp_path_factory.mktemp("runs")
-    for task in TASK_NAMES:
+    for task in OWN_TASKS:
         languages = ("--source", "en", "--target", "de-CH") if task == "translation" else ()
         assert main(["train", task, str(data / task), "--run", str(folder / task), *SMALL, *languages]) == 0
     return folder
@@ -68,7 +69,7 @@ def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_check, "run_limited", check_here)
 
 
-@pytest.mark.parametrize("task", TASK_NAMES)
+@pytest.mark.parametrize("task", OWN_TASKS)
 def test_a_run_has_a_checkpoint_its_options_and_a_record_with_the_metrics_of_dev(task: TaskName, runs: Path) -> None:
     run = runs / task
     assert (run / "averaged" / "weights.safetensors").is_file()
@@ -94,7 +95,7 @@ def test_a_run_has_a_checkpoint_its_options_and_a_record_with_the_metrics_of_dev
         )
 
 
-@pytest.mark.parametrize("task", TASK_NAMES)
+@pytest.mark.parametrize("task", OWN_TASKS)
 def test_the_record_gets_the_metrics_of_a_whole_evaluation_on_the_test_data_of_the_training(
     task: TaskName, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -400,6 +401,7 @@ def test_other_impossible_runs_are_errors_of_one_line(
     assert "run of the task encoder, not language-model" in refused(
         "language-model", chat, "--run", str(runs / "encoder")
     )
+    assert "starts from an encoder that others trained" in refused("reranking", str(data / "encoder"), "--run", new)
     assert "lacks the special tokens <|im_start|>" in refused(
         "language-model", chat, "--run", new, "--tokenizer", str(tokenizer)
     )

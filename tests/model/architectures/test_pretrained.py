@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
 from sightline.model.config import Pooling
+from sightline.model.data.batches import pad
 from sightline.model.training.loss import generator_cross_entropy
 from tests.model.pretrained_folders import (
     LABELS,
@@ -61,6 +63,30 @@ def test_log_probabilities_and_gradients_equal_transformers(name: str, tmp_path:
     reference.config.pad_token_id = model.config.pad_id
     expected = functional.cross_entropy(reference(input_ids=ids, attention_mask=MASK.long()).logits, labels)
     assert_trained(model, functional.nll_loss(model(ids, LENGTHS), labels), reference, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("bert", "Model"), ("bert", "ForSequenceClassification"), ("roberta", "Model")]
+)
+def test_scores_of_pairs_equal_transformers(name: str, architecture: str, tmp_path: Path) -> None:
+    """The token types of a pair are those of its tokenizer; a layer for one score is kept."""
+    options = {} if architecture == "Model" else {"num_labels": 1}
+    reference = write_encoder(tmp_path / "from", name, architecture, **options)
+    start, model = begin(tmp_path / "from", "reranking")
+    pairs = [("word1 word2", "word3"), ("word4", "word5 word6 word7")]
+    encodings = start.tokenizer.encode_batch(pairs)
+    ids, lengths = (
+        pad([one.ids for one in encodings], model.config.pad_id),
+        torch.tensor([len(one) for one in encodings]),
+    )
+    if architecture == "Model":
+        model.save(tmp_path / "saved", model.state_dict())
+        reference = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    inputs = {"token_type_ids": pad([one.type_ids for one in encodings], 0)} if name == "bert" else {}
+    with torch.no_grad():
+        expected = reference(ids, attention_mask=(torch.arange(ids.size(1)) < lengths[:, None]).long(), **inputs).logits
+        assert expected.shape == (2, 1)
+        assert_close(model(ids, lengths), expected[:, 0], rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize("name", DECODERS)

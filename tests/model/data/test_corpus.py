@@ -85,7 +85,7 @@ def test_languages_come_from_names_of_files_or_options(
     corpus = open_corpus(folder, Reading("translation", source=source, target=target))
     assert corpus.languages == expected
     files = {language[:2]: path for path in ("de-CH", "zh-Hans") for language in (path,)}
-    assert next(iter(corpus.train)) == PairRecord(*(files[language[:2]] for language in expected))
+    assert next(iter(corpus.train)) == PairRecord(files[expected[0][:2]], files[expected[1][:2]])
 
 
 def test_files_of_private_languages_are_found_and_other_endings_are_none(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ FOLDER = "or a folder with the files train and, optionally, dev and test in one 
 @pytest.mark.parametrize("task", TASK_NAMES)
 def test_missing_data_is_named_with_the_formats_of_the_task(tmp_path: Path, task: TaskName) -> None:
     formats = ".jsonl, .ndjson, .json, .tsv, .csv, .xlsx, .xls, .ods or .txt"
-    if task in ("translation", "encoder"):
+    if task in ("translation", "encoder", "reranking"):
         formats = formats.replace(".ods", ".ods, .tmx, .xlf, .xliff, .sdlxliff, .mqxliff, .mxliff")
-    pairs = " or as two files, such as train.de and train.en" if task in ("translation", "encoder") else ""
+    pairs = " or as two files, such as train.de and train.en" if task in ("translation", "encoder", "reranking") else ""
     expected = f"{task} needs a file in the format {formats}, {FOLDER}{pairs}"
     assert error_of(tmp_path / "data", task) == f"missing file or folder {tmp_path / 'data'}; {expected}"
     for name, way_out in (("data.foo", ""), ("data.zip", "unpack it; ")):
@@ -169,7 +169,7 @@ def test_missing_sides_are_named(tmp_path: Path) -> None:
 def test_options_that_have_no_effect_are_errors(tmp_path: Path) -> None:
     folder = write(tmp_path, {"train.txt": "a\nb\n"})
     assert error_of(folder, "language-model", source="de") == (
-        "source and target are languages of translation and encoder; omit them for language-model"
+        "source and target are languages of translation and encoder and reranking; omit them for language-model"
     )
     assert error_of(folder, "translation", source="de", target="de") == (
         "source and target must be different languages, got de for both"

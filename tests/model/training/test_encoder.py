@@ -9,6 +9,7 @@ from torch import Tensor
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.config import EncoderConfig
 from sightline.model.data.examples import Example, MemoryExamples
+from sightline.model.data.similar_texts import MARK, SCORE_UNIT, decode_similar
 from sightline.model.training.contrastive import ENCODER, SCALE, make_batch, ranking_loss
 from tests.model.training.toys import toy_trainer
 
@@ -53,6 +54,58 @@ def slow_loss(model: TextEncoder, pairs: list[Example]) -> float:
         right = math.exp(SCALE * float(sources[i] @ targets[i]))
         total -= (math.log(right / sum(by_target)) + math.log(right / sum(by_source))) / 2
     return total
+
+
+TRIPLETS: list[Example] = [
+    (PAIRS[0][0], [*PAIRS[0][1], MARK, 25, 26, 2, MARK, 5, 6, 2]),  # a negative that is the source is left out
+    (PAIRS[1][0], [*PAIRS[1][1], MARK, 27, 2]),
+    (PAIRS[2][0], [*PAIRS[2][1], MARK, 11, 12, 2]),  # the target of the pair before
+    PAIRS[3],
+]
+
+
+def slow_loss_of_triplets(model: TextEncoder, examples: list[Example]) -> float:
+    """Return the loss by loops, in which negatives are targets without a source."""
+    decoded = [decode_similar(example)[0] for example in examples]
+    sources, targets = [texts[0] for texts in decoded], [texts[1] for texts in decoded]
+    negatives = [text for texts in decoded for text in texts[2:]]
+    total = slow_loss(model, [*zip(sources, targets, strict=True)])
+    for source, target in zip(sources, targets, strict=True):
+        right = math.exp(SCALE * float(vector(model, source) @ vector(model, target)))
+        others = [text for text in targets if text != target]
+        before = right + sum(math.exp(SCALE * float(vector(model, source) @ vector(model, text))) for text in others)
+        wrong = [text for text in negatives if text not in (source, target)]
+        after = before + sum(math.exp(SCALE * float(vector(model, source) @ vector(model, text))) for text in wrong)
+        total += math.log(after / before) / 2
+    return total
+
+
+def test_negatives_are_compared_with_all_sources(model: TextEncoder) -> None:
+    batch = make_batch(TRIPLETS, CONFIG)
+    assert batch.target.shape[0] == 8 and batch.is_negative.shape == (4, 8)
+    assert ranking_loss(model, batch).item() == pytest.approx(slow_loss_of_triplets(model, TRIPLETS), rel=1e-4)
+    alone = make_batch([([5, 2], [6, 2, MARK, 7, 2])], CONFIG)
+    assert ENCODER.count(alone, 0) == 1 and ranking_loss(model, alone).item() > 0
+
+
+def test_the_loss_of_scores_equals_loops(model: TextEncoder) -> None:
+    scores = [0.2, 0.9, 0.5, 0.5]
+    marked: list[Example] = [
+        (source, [*target, MARK + 1 + round(SCORE_UNIT * score)])
+        for (source, target), score in zip(PAIRS, scores, strict=True)
+    ]
+    batch = make_batch(marked, CONFIG)
+    assert batch.scores.tolist() == pytest.approx(scores)
+    cosines = [float(vector(model, list(source)) @ vector(model, list(target))) for source, target in PAIRS]
+    terms = [
+        math.exp(SCALE * (lower - higher))
+        for higher, better in zip(cosines, scores, strict=True)
+        for lower, worse in zip(cosines, scores, strict=True)
+        if better > worse
+    ]
+    assert len(terms) == 5
+    assert ranking_loss(model, batch).item() == pytest.approx(4 * math.log(1 + sum(terms)), rel=1e-4)
+    assert (ENCODER.count(batch, 0), ENCODER.count(make_batch(marked[2:], CONFIG), 0)) == (4, 0)
 
 
 @pytest.mark.parametrize("pairs", [PAIRS, DUPLICATES])

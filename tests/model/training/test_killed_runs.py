@@ -15,8 +15,9 @@ import pytest
 
 from sightline.base.errors import Interrupted, exit_status
 from sightline.model.checkpoint import load_metadata
-from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.data.records import TaskName
 from sightline.model.data.samples import write_sample
+from sightline.model.training.start import OWN_TASKS
 from sightline.model.training.trainer import Trainer
 from tests.model.training.toys import TOYS, assert_same_run, toy_trainer, train_toy
 
@@ -72,7 +73,7 @@ def test_a_run_that_is_killed_twenty_times_gives_the_same_weights(
 
 
 @pytest.mark.slow  # starts some processes, each of which imports PyTorch
-@pytest.mark.parametrize("task", TASK_NAMES)
+@pytest.mark.parametrize("task", OWN_TASKS)
 def test_a_command_that_is_killed_three_times_gives_the_same_weights(tmp_path: Path, task: TaskName) -> None:
     """The command also prepares the data again, which a kill may have left half done."""
     write_sample(task, tmp_path / "data", 60)

@@ -7,7 +7,7 @@ import pytest
 
 from sightline.model.config import ArchitectureConfig, CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
 from sightline.model.data.preparation import Facts, Lengths
-from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.data.records import TaskName
 from sightline.model.training.recipe import Recipe, choose, choose_vocabulary
 
 MODELS: dict[TaskName, type[ArchitectureConfig]] = {
@@ -42,7 +42,7 @@ def chosen(task: TaskName, num_examples: int, given: dict[str, Any] | None = Non
     return choose(make_facts(task, num_examples), {"vocab_size": 1000}, given or {}, **others)
 
 
-@pytest.mark.parametrize("task", TASK_NAMES)
+@pytest.mark.parametrize("task", MODELS)
 @pytest.mark.parametrize("num_examples", [2, 300, 5_000, 29_000, 320_000, 5_000_000])
 def test_the_warm_up_is_a_small_part_of_the_training_and_dev_is_validated(task: TaskName, num_examples: int) -> None:
     facts = make_facts(task, num_examples)
