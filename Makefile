@@ -57,10 +57,10 @@ help:  ## list all targets
 serve: $(SERVE)/ready  ## serve the bundles in BUNDLES on http://127.0.0.1:8000
 ifneq ($(words $(BUNDLES)),1)
 	rm -rf build/bundles && mkdir -p build/bundles
-	ln -s $(abspath $(wildcard $(addsuffix /*,$(BUNDLES)))) build/bundles
+	ln -s $(abspath $(filter-out %/default_models.txt,$(wildcard $(addsuffix /*,$(BUNDLES))))) build/bundles
+	cat /dev/null $(wildcard $(addsuffix /default_models.txt,$(BUNDLES))) > build/bundles/default_models.txt
 endif
-	SIGHTLINE_DEFAULT_MODEL=$${SIGHTLINE_DEFAULT_MODEL-multi30k-en-de} \
-	  exec $(SERVE)/bin/sightline serve --bundles $(if $(word 2,$(BUNDLES)),build/bundles,$(BUNDLES))
+	exec $(SERVE)/bin/sightline serve --bundles $(if $(word 2,$(BUNDLES)),build/bundles,$(BUNDLES))
 
 model: $(SERVE)/ready  ## download MODEL, a name of the catalogue or OWNER/NAME of a hub, and import it to bundles/
 	$(SERVE)/bin/sightline models get $(MODEL) $(if $(BITS),--bits $(BITS))

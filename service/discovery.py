@@ -9,6 +9,7 @@ from sightline.base.bundle import MANIFEST, BundleError, Manifest, MissingBundle
 from sightline.base.bundle_files import check_files, read_manifest
 from sightline.base.errors import did_you_mean, list_of
 
+DEFAULT_MODELS = "default_models.txt"  # in a folder of bundles; `sightline models default` writes it
 logger = logging.getLogger(__name__)
 
 OnFailure = Callable[[Path, BundleError], None]  # takes the folder of a bundle and the reason
@@ -68,9 +69,28 @@ def find_bundles(
             present = list_of(folders) or "no bundle that can be read"
             raise MissingBundleError(
                 f"the default model {name} is not in {folder}{did_you_mean(name, folders)}, which has {present}; set "
-                "SIGHTLINE_DEFAULT_MODEL or --default-model to a model of the folder, or to nothing"
+                "SIGHTLINE_DEFAULT_MODEL or --default-model to a model of the folder, or to nothing, or change "
+                f"{folder / DEFAULT_MODELS} with `sightline models default`"
             )
     return bundles
+
+
+def read_default_models(folder: Path) -> tuple[str, ...]:
+    """Return the default models that a folder of bundles names, one a line, in order.
+
+    Raises `BundleError` if the file cannot be read.
+    """
+    path = folder / DEFAULT_MODELS
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise BundleError(
+            f"{path} cannot be read: {reason}; write it again with `sightline models default`, or remove it"
+        ) from None
+    return tuple(dict.fromkeys(name for line in lines if (name := line.partition("#")[0].strip())))
 
 
 def _is_damaged(path: Path, manifest: Manifest, on_failure: OnFailure) -> bool:

@@ -11,11 +11,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
+from sightline.base.bundle import BundleError
 from sightline.base.errors import UsageError
 from sightline.base.machine import usable_memory
 from sightline.base.options import Options, Shown, add_options, check, fields_of, flag_name, given_variables, read_words
 from sightline.base.parser import Parser
 from sightline.service.body_fields import MAX_INPUTS
+from sightline.service.discovery import read_default_models
 
 # Compatibility APIs, with the modules of service/compat/ that have their endpoints.
 COMPATIBLE_APIS: Mapping[str, Sequence[str]] = {
@@ -116,7 +118,8 @@ class Settings(Options):
     """Folder of the bundles to serve, one subfolder each; hidden subfolders are ignored."""
     default_model: Annotated[str | None, Shown("MODELS")] = None
     """Models of requests that name no model, comma-separated: the first of them that can do the
-    task, or else the only model of the service that can."""
+    task, or else the only model of the service that can. If not set, those that `sightline models
+    default` wrote to the folder of bundles."""
     strict_loading: bool = False
     """Exit with code 3 if any bundle fails to load, so that a rollout stops; otherwise serve the
     others and log an error."""
@@ -192,6 +195,7 @@ class Settings(Options):
 
     # Only code sets the fields below. Most are limits that follow from the settings above, for
     # tests, for the share of a worker, and for commands without clients.
+    folder_default_models: tuple[str, ...] = ()  # those that the folder of bundles names
     only: tuple[str, ...] = ()  # subfolders of `bundles` to load at start; all if empty
     load_timeout_s: float = LOAD_TIMEOUT_S  # of each of the two stages of the load of a bundle
     max_batch_tokens: int = MAX_BATCH_TOKENS  # of an encoder batch, padding included
@@ -223,7 +227,7 @@ class Settings(Options):
 
     @property
     def default_model_names(self) -> tuple[str, ...]:
-        return _split(self.default_model or "")
+        return self.folder_default_models if self.default_model is None else _split(self.default_model)
 
     @property
     def lazy_model_names(self) -> tuple[str, ...]:
@@ -325,8 +329,9 @@ def read_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dic
 def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of flags by field name, then of environment variables, then the defaults.
 
-    A flag that is None is absent. Raises `SettingsError` if a variable `SIGHTLINE_*` is unknown, or
-    a value is invalid.
+    A flag that is None is absent. The folder of bundles may name default models. Raises
+    `SettingsError` if a variable `SIGHTLINE_*` is unknown, a value is invalid, or the file of
+    default models cannot be read.
     """
     _reject_replaced(env_name, environment)
     flag_values = {
@@ -335,8 +340,9 @@ def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.
         if name in Settings.model_fields and value is not None
     }
     try:
-        return check(Settings, given_variables(Settings, environment), flag_values)
-    except UsageError as error:
+        settings = check(Settings, given_variables(Settings, environment), flag_values)
+        return settings.model_copy(update={"folder_default_models": read_default_models(settings.bundles)})
+    except (BundleError, UsageError) as error:
         raise SettingsError(str(error)) from None
 
 

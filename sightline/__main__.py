@@ -30,7 +30,7 @@ COMMANDS = {
     "translate": Command("translate the lines of a file", "cpu"),
     "draw": Command("draw the attention of a model for one text as SVG or PNG", "cpu"),
     "models": Command(
-        "list the bundles of a folder, get a model from a hub, or check which can be imported", "cpu,import"
+        "list the bundles of a folder, choose defaults, get a model, or check which can be imported", "cpu,import"
     ),
     "keys": Command("add, list and remove API keys", "cpu"),
     "load": Command("measure a running service under load, or compare two such runs"),

@@ -11,9 +11,6 @@ import json
 import os
 import re
 import stat
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +24,7 @@ from sightline.base.bundle_files import sha256_of
 from sightline.base.errors import UsageError
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import Kind
+from sightline.export.sources.pickle_file import CONVERT, PickleFile
 from sightline.export.sources.safetensors_file import SafetensorsFile
 
 CONFIG = "config.json"
@@ -275,7 +273,6 @@ class FolderFiles:
         self.allowed = tuple(allowed)
         self.files: dict[str, str] = {}  # SHA-256 of each file that was read, by its relative name
         self._roots = [root.resolve() for root in (path, *self.allowed)]
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def names(self) -> list[str]:
         """Return the names of the files in the folder itself, sorted."""
@@ -346,20 +343,15 @@ class FolderFiles:
             raise ImportFailedError(f"{path} is not a regular file")
         return resolved
 
-    def close(self) -> None:
-        """Remove temporary files."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        """Do nothing: files are open only while they are read."""
 
 
 class Folder(FolderFiles):
-    """A checkpoint in the layout of Hugging Face. Close it after its tensors were read."""
+    """A checkpoint in the layout of Hugging Face."""
 
     def __init__(self, path: Path, allowed: Iterable[Path] = ()) -> None:
         """Open a folder; links may lead into the folders `allowed`, such as the cache of a hub."""
@@ -370,11 +362,7 @@ class Folder(FolderFiles):
         self.is_pickle = False  # True if weights were read from a pickle
         self.module = self._transformer_module()
         self.config = Config(self._required(f"{self.module}{CONFIG}"), CONFIG)
-        try:
-            self.tensors = self.open_tensors(self.module)
-        except BaseException:
-            self.close()
-            raise
+        self.tensors = self.open_tensors(self.module)
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -421,7 +409,12 @@ class Folder(FolderFiles):
         stored: dict[str, StoredTensor] = {}
         for file, expected in shards.items():
             name = folder + file
-            reader = SafetensorsFile(self._weight_file(name, is_pickle), str(self.path / name))
+            path = self.locate(name)
+            if path is None:
+                raise ImportFailedError(
+                    f"{self.path / name} is missing, but the index of weights names it; download it"
+                )
+            reader = (PickleFile if is_pickle else SafetensorsFile)(path, str(self.path / name))
             if expected is not None and expected != reader.entries.keys():
                 raise ImportFailedError(
                     f"{self.path / name} and the index of weights do not list the same tensors: "
@@ -432,19 +425,6 @@ class Folder(FolderFiles):
                 stored[tensor] = StoredTensor(entry.shape, partial(reader.read, tensor))
         self.is_pickle = self.is_pickle or is_pickle
         return Tensors(stored)
-
-    def _weight_file(self, name: str, is_pickle: bool) -> Path:
-        """Return the path of a safetensors file, to which a pickle is converted first."""
-        path = self.locate(name)
-        if path is None:
-            raise ImportFailedError(f"{self.path / name} is missing, but the index of weights names it; download it")
-        if not is_pickle:
-            return path
-        if self._temporary is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="sightline-")
-        converted = Path(self._temporary.name) / f"{name.replace('/', '_')}.safetensors"
-        convert_pickle(path, converted, str(self.path / name))
-        return converted
 
     def _shards(self, folder: str, single: str, index: str) -> dict[str, set[str] | None]:
         """Return the weight files with the tensors that they must have; none if there is no file.
@@ -470,20 +450,6 @@ class Folder(FolderFiles):
         return shards
 
 
-def convert_pickle(source: Path, out: Path, name: str) -> None:
-    """Convert pickled weights to safetensors in a child process, without running code in them.
-
-    A file with more than tensors is an error, whose message has `name`; so is missing PyTorch.
-    """
-    script = Path(__file__).with_name("pickle_reader.py")
-    command = [sys.executable, "-P", str(script), str(source), str(out)]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell, own script
-    if child.returncode:
-        lines = child.stderr.strip().splitlines()
-        reason = lines[-1] if lines else f"the child process ended with code {child.returncode}"
-        raise ImportFailedError(f"{name}: {reason}")
-
-
 def _checked(name: str) -> str:
     """Return a relative name; an absolute one, or one with "..", is refused."""
     path = PurePosixPath(name)
@@ -494,10 +460,6 @@ def _checked(name: str) -> str:
 
 def _no_weights(folder: Path) -> str:
     """Return the error for a folder without readable weights."""
-    hint = (
-        "convert them on a trusted machine: load the model with transformers' from_pretrained, and save it with "
-        "save_pretrained, which writes safetensors"
-    )
     files = sorted(folder.glob("*.gguf"))
     if files:
         return (
@@ -517,7 +479,7 @@ def _no_weights(folder: Path) -> str:
     ):
         weights = sorted(folder.glob(f"*{suffix}"))
         if weights:
-            return f"{folder} has no {SAFETENSORS}; {weights[0].name} ({kind}) is not read; {hint}"
+            return f"{folder} has no {SAFETENSORS}; {weights[0].name} ({kind}) is not read; {CONVERT}"
     return f"{folder} has no weights: it needs {SAFETENSORS}, {SAFETENSORS_INDEX} or {PICKLE}"
 
 

@@ -52,12 +52,7 @@ class SafetensorsFile:
         Raises `ImportFailedError` if float32 cannot hold a value, or the file has become shorter.
         """
         entry = self.entries[tensor]
-        if entry.dtype not in FLOAT_DTYPES:
-            raise ImportFailedError(
-                f"{self._name}: tensor {tensor} has the type {entry.dtype}, but weights must be "
-                f"{', '.join(FLOAT_DTYPES)}; use the checkpoint that is not quantized"
-            )
-        dtype = np.dtype(FLOAT_DTYPES[entry.dtype])
+        dtype = numpy_dtype(entry.dtype, tensor, self._name)
         count = math.prod(entry.shape)
         values = np.empty(count, np.float32)
         with self._path.open("rb", buffering=0) as file:
@@ -65,13 +60,7 @@ class SafetensorsFile:
             for start in range(0, count, BLOCK):
                 block = np.empty(min(BLOCK, count - start), dtype)
                 self._read_into(block, file)
-                with np.errstate(over="ignore"):
-                    part = _widen(block) if entry.dtype == "BF16" else block.astype(np.float32, copy=False)
-                if not np.isfinite(part).all():
-                    raise ImportFailedError(
-                        f"{self._name}: tensor {tensor} has values that are not finite float32 numbers (NaN, infinity "
-                        "or too large); the checkpoint is damaged or its training diverged"
-                    )
+                part = as_float32(block, entry.dtype, tensor, self._name)
                 values[start : start + len(part)] = part
         return values.reshape(entry.shape)
 
@@ -82,6 +71,28 @@ class SafetensorsFile:
             if not read:
                 raise ImportFailedError(f"{self._name} became shorter while it was read; export it again")
             data = data[read:]
+
+
+def numpy_dtype(dtype: str, tensor: str, file: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of weights. Raises `ImportFailedError` unless they are floats."""
+    if dtype not in FLOAT_DTYPES:
+        raise ImportFailedError(
+            f"{file}: tensor {tensor} has the type {dtype}, but weights must be {', '.join(FLOAT_DTYPES)}; use the "
+            "checkpoint that is not quantized"
+        )
+    return np.dtype(FLOAT_DTYPES[dtype])
+
+
+def as_float32(block: NDArray[Any], dtype: str, tensor: str, file: str) -> NDArray[np.float32]:
+    """Convert values of a tensor. Raises `ImportFailedError` if float32 cannot hold one of them."""
+    with np.errstate(over="ignore"):
+        part = _widen(block) if dtype == "BF16" else block.astype(np.float32, copy=False)
+    if not np.isfinite(part).all():
+        raise ImportFailedError(
+            f"{file}: tensor {tensor} has values that are not finite float32 numbers (NaN, infinity or too large); the "
+            "checkpoint is damaged or its training diverged"
+        )
+    return part
 
 
 def _widen(block: NDArray[np.uint16]) -> NDArray[np.float32]:

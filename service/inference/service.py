@@ -424,8 +424,8 @@ class Service:
             message = f"No model of this service can do the task {task}; {need}."
             raise ApiError("unsupported_task", message, field="model")
         message = (
-            f"It is required, because several models can do this: {list_of(able)}. Name one of them, or set "
-            "SIGHTLINE_DEFAULT_MODEL."
+            f"It is required, because several models can do this: {list_of(able)}. Name one of them, or set a default "
+            "with `sightline models default` or SIGHTLINE_DEFAULT_MODEL."
         )
         raise ApiError("invalid_parameter", message, field="model")
 

@@ -336,7 +336,7 @@ class Origin(_Part):
     revision: str | None = None  # commit of the repository
     package: str | None = None  # NAME==VERSION of the package of the package index that held the files
     quantized: str | None = None  # encodings of the weights that were read, if they only approximate the model
-    pickle: bool = False  # True if weights were read from a pickle, with weights_only
+    pickle: bool = False  # True if weights were read from a pickle
     ignored_keys: tuple[str, ...] = ()  # keys of config.json that were ignored because the user chose to
     files: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]  # SHA-256 of everything that was read
 

@@ -41,8 +41,8 @@ def choose_bundle(
     chosen = [name for name in settings.default_model_names if name in able] or list(able)
     if len(able) > 1 and not set(settings.default_model_names) & able.keys():
         raise UsageError(
-            f"several bundles in {settings.bundles} can be used: {', '.join(able)}; name one with --bundle, or set "
-            "SIGHTLINE_DEFAULT_MODEL"
+            f"several bundles in {settings.bundles} can be used: {', '.join(able)}; name one with --bundle, or set a "
+            "default with `sightline models default` or SIGHTLINE_DEFAULT_MODEL"
         )
     folder = able[chosen[0]]
     return folder, manifests[folder]

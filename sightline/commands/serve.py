@@ -59,7 +59,10 @@ def prepare(settings: Settings, flags: Mapping[str, Any]) -> Settings:
     words: Sequence[str] = flags.get("models", ())
     try:
         if words:
-            return settings.model_copy(update={"only": provide(words, settings.bundles)})
+            only = provide(words, settings.bundles)
+            names = {found.name for found in find_bundles(settings.bundles, (), lambda *_: None, only).values()}
+            defaults = tuple(name for name in settings.folder_default_models if name in names)
+            return settings.model_copy(update={"only": only, "folder_default_models": defaults})
         find_bundles(settings.bundles, on_failure=lambda *_: None)
     except (OSError, UsageError) as error:
         text = str(error)
@@ -126,6 +129,7 @@ def find_source(word: str, bundles: Path, present: Mapping[str, str]) -> Source:
         return Source(word, present.get(word, word))
     from sightline.export.sources.catalogue import CATALOGUE
     from sightline.export.sources.download import parse_repository
+    from sightline.export.sources.firefox.published import PREFIX
 
     if word in CATALOGUE:
         return Source(word, word, ("models", "get", word))
@@ -137,6 +141,8 @@ def find_source(word: str, bundles: Path, present: Mapping[str, str]) -> Source:
             raise UsageError(f"{word} is a folder of bundles; serve it with --bundles {word}")
         name = resolved.stem if resolved.suffix == ".gguf" else resolved.name
         return Source(word, name, ("export", str(path)))
+    if word.startswith(PREFIX):
+        return Source(word, word.replace(PREFIX, "firefox-").lower(), ("models", "get", word))
     if word.count("/") != 1 or word[0] in "./~" or path.suffix == ".gguf":
         raise UsageError(
             f"{word} is neither a file or folder, nor a bundle in {bundles}, nor a name of the catalogue "
@@ -153,8 +159,8 @@ def _differs(source: Source, folder: Path) -> bool:
         origin = read_manifest(folder).origin
     except BundleError:  # the service reports it
         return False
-    if "models" in source.command and "/" in source.word:
-        return origin is None or origin.repository != source.word.partition("@")[0]
+    if "models" in source.command and ("/" in source.word or ":" in source.word):
+        return origin is None or (origin.repository or "").lower() != source.word.partition("@")[0].lower()
     if "export" not in source.command or origin is None:
         return False
     path = Path(source.command[1])

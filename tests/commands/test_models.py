@@ -2,12 +2,15 @@ import json
 import shutil
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from lab.bench.server import serving
 from sightline.__main__ import main
 from sightline.base.bundle_files import read_manifest, write_manifest
 from sightline.commands.models import task_of
+from sightline.commands.serve import prepare
+from sightline.service.settings import make_settings
 from tests.support.dialogues import LINES
 
 
@@ -106,3 +109,55 @@ def test_files_with_float16_weights_count_twice(bundle: Path) -> None:
     manifest = read_manifest(bundle)
     half = manifest.model_copy(update={"half_weights": True})
     assert half.loaded_bytes - 20_000_000 == pytest.approx(2 * (manifest.loaded_bytes - 20_000_000), abs=1)
+
+
+def test_a_chosen_default_precedes_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folder / "toy", folder / "second")
+    write_manifest(folder / "second", read_manifest(folder / "second").model_copy(update={"name": "second"}))
+    bundles, file = ["--bundles", str(folder)], folder / "default_models.txt"
+
+    def listed(*words: str) -> dict[str, str]:
+        assert main(["models", "default", *words, *bundles]) == 0
+        header, *lines = capsys.readouterr().out.splitlines()
+        assert header.split(maxsplit=1) == ["TASK", "DEFAULT MODEL"]
+        return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
+
+    several = "none; requests must name one of second, toy"
+    assert (listed()["generate"], listed()["classify"]) == (several, "toy-classifier")
+    assert listed("toy")["generate"] == "toy" and file.read_text() == "toy\n"
+    assert listed("second", "toy-classifier")["generate"] == "second"
+    assert file.read_text() == "second\ntoy-classifier\n"  # toy is the default of no task any more
+    file.write_text("# preferred\n\ntoy # the first\n gone \n", encoding="utf-8-sig")
+    assert listed("toy-classifier")["generate"] == "toy" and file.read_text() == "toy-classifier\ntoy\n"
+    assert main(["models", "default", "tox", *bundles]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {folder} has no model tox (did you mean toy?); it has toy-classifier, second, toy\n"
+    )
+    file.write_bytes(b"\xff")
+    assert main(["models", "default", *bundles]) == 2
+    assert f"{file} cannot be read: it is not UTF-8; write it again" in capsys.readouterr().err
+
+
+def test_a_setting_precedes_the_defaults_of_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGHTLINE_BUNDLES", str(folder))
+    (folder / "default_models.txt").write_text("toy\n")
+    assert make_settings({}).default_model_names == ("toy",)
+    for given, expected in (("toy-classifier", ("toy-classifier",)), ("", ())):
+        monkeypatch.setenv("SIGHTLINE_DEFAULT_MODEL", given)
+        assert make_settings({}).default_model_names == expected
+
+
+def test_the_service_uses_the_defaults_of_the_folder(folder: Path) -> None:
+    shutil.copytree(folder / "toy", folder / "second")
+    write_manifest(folder / "second", read_manifest(folder / "second").model_copy(update={"name": "second"}))
+    (folder / "default_models.txt").write_text("toy\ntoy-classifier\n")
+    with serving(folder, workers=1) as server:
+        defaults = httpx2.get(server.url, headers={"Accept": "application/json"}).json()["default_models"]
+    assert (defaults["generate"], defaults["classify"]) == ("toy", "toy-classifier")
+
+
+def test_defaults_that_are_not_served_do_not_count(folder: Path) -> None:
+    (folder / "default_models.txt").write_text("toy\ntoy-classifier\n")
+    settings = make_settings({"bundles": folder})
+    assert prepare(settings, {"models": ["judge"]}).default_model_names == ("toy-classifier",)
+    assert prepare(settings, {}).default_model_names == ("toy", "toy-classifier")

@@ -393,8 +393,8 @@ def test_without_a_bundle_the_default_model_or_the_first_that_translates_is_used
         capfdbinary.readouterr()
         assert main([*arguments[:-1], str(tmp_path / "out3")]) == 2
         assert capfdbinary.readouterr().err.decode().splitlines()[-1] == (
-            f"error: several bundles in {folder} can be used: another, toy; name one with --bundle, or set "
-            "SIGHTLINE_DEFAULT_MODEL"
+            f"error: several bundles in {folder} can be used: another, toy; name one with --bundle, or set a "
+            "default with `sightline models default` or SIGHTLINE_DEFAULT_MODEL"
         )
         patch.setenv("SIGHTLINE_DEFAULT_MODEL", "toy-classifier,toy")
         assert main([*arguments[:-1], str(tmp_path / "out3")]) == 0

@@ -98,8 +98,8 @@ def test_prometheus_and_grafana_of_compose_are_started_again_and_keep_their_data
         service = compose["services"][name]
         assert service["restart"] == "unless-stopped"
         assert f"{name}-data:{folder}" in service["volumes"] and f"{name}-data" in compose["volumes"]
-    # An empty value of the variable is not replaced.
-    assert "${SIGHTLINE_DEFAULT_MODEL-" in compose["services"]["service"]["environment"]["SIGHTLINE_DEFAULT_MODEL"]
+    # Without the variable, the folder of bundles names the default models.
+    assert compose["services"]["service"]["environment"] == ["SIGHTLINE_DEFAULT_MODEL"]
 
 
 def test_the_image_and_the_proxies_listen_on_ipv6_and_ipv4() -> None:

@@ -2,10 +2,8 @@
 
 import json
 import os
-import pickle
 import shutil
 import struct
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.sources import pickle_reader
 from sightline.export.sources.opened_checkpoint import Config, Folder, Tensors
 
 TENSORS = {
@@ -253,87 +250,6 @@ def test_a_neutral_key_is_absent_or_has_one_of_its_values() -> None:
         config.neutral("flag", 1)
 
 
-def test_a_pickle_of_tensors_is_converted_in_a_child_process(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    write_pickle(folder / "pytorch_model.bin", new_format=True)
-    with Folder(folder) as opened:
-        check_pickled_values(opened)
-        assert opened.is_pickle and opened.files.keys() == {"config.json", "pytorch_model.bin"}
-
-
-def test_a_pickle_in_the_format_of_old_versions_is_converted(folder: Path) -> None:
-    write_pickle(folder / "old.bin", new_format=False)
-    (folder / "model.safetensors").unlink()
-    pickle_reader.main(folder / "old.bin", folder / "model.safetensors")
-    with Folder(folder) as opened:
-        check_pickled_values(opened)
-
-
-def write_pickle(path: Path, new_format: bool) -> None:
-    tied = TENSORS | {"turned": TENSORS["float32"].T, "tied": TENSORS["float32"]}
-    torch.save(tied, path, _use_new_zipfile_serialization=new_format)
-
-
-def check_pickled_values(opened: Folder) -> None:
-    check_values(opened)
-    np.testing.assert_array_equal(opened.tensors.read("turned"), TENSORS["float32"].T.numpy())
-    np.testing.assert_array_equal(opened.tensors.read("tied"), TENSORS["float32"].numpy())
-
-
-class Malicious:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("kind", ["zip", "legacy", "plain"])
-def test_code_in_a_pickle_does_not_run(kind: str, folder: Path) -> None:
-    path, created = folder / "pytorch_model.bin", folder.parent / "created"
-    weights = {"weight": torch.ones(2), "other": Malicious(created)}
-    if kind == "plain":
-        path.write_bytes(pickle.dumps(weights))
-    else:
-        torch.save(weights, path, _use_new_zipfile_serialization=kind == "zip")
-    with pytest.raises(SystemExit, match=r"the pickle has more than tensors or is damaged, .*; convert it"):
-        pickle_reader.main(path, folder / "out")
-    assert not created.exists()
-    if kind == "zip":
-        (folder / "model.safetensors").unlink()
-        with pytest.raises(ImportFailedError, match=r"pytorch_model.bin: the pickle has more than tensors"):
-            Folder(folder)
-        assert not created.exists()
-    if kind == "plain":  # the pickle is malicious indeed
-        pickle.loads(path.read_bytes())
-        assert created.exists()
-
-
-def test_other_objects_in_a_pickle_are_an_error(folder: Path) -> None:
-    for weights, message in (
-        ({"step": 3}, "the entry 'step', which is not a tensor"),
-        ([torch.ones(1)], "no dictionary of tensors"),
-        ({"s": torch.ones(2).to_sparse()}, "unsupported type"),
-    ):
-        torch.save(weights, folder / "pytorch_model.bin")
-        with pytest.raises(SystemExit, match=message):
-            pickle_reader.main(folder / "pytorch_model.bin", folder / "out")
-
-
-def test_a_pickle_without_pytorch_names_the_extra(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    program = tmp_path / "python"  # the interpreter without its packages
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    with pytest.raises(ImportFailedError, match=r"needs PyTorch: pip install '\.\[train\]'"):
-        Folder(folder)
-
-
 @pytest.mark.parametrize(
     ("file", "kind"),
     [
@@ -349,7 +265,7 @@ def test_weights_in_another_format_are_an_error_that_says_how_to_convert_them(
     file: str, kind: str, folder: Path
 ) -> None:
     (folder / "model.safetensors").rename(folder / file)
-    with pytest.raises(ImportFailedError, match=rf"{file} \({kind}.*\) is not read; convert them"):
+    with pytest.raises(ImportFailedError, match=rf"{file} \({kind}.*\) is not read; convert it"):
         Folder(folder)
 
 

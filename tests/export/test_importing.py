@@ -27,7 +27,6 @@ from sightline.export.describe import described
 from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.export.sources import opened_checkpoint, pickle_reader
 from sightline.export.sources.opened_checkpoint import Folder, Provenance, detect_kind
 from sightline.export.sources.run_folder import RunRecord
 from sightline.service.engine.observer import EngineObserver
@@ -66,13 +65,7 @@ def test_a_folder_becomes_a_verified_bundle(folder: Path, tmp_path: Path) -> Non
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.fixture
-def no_pickle_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convert pickles in this process, which has imported PyTorch."""
-    monkeypatch.setattr(opened_checkpoint, "convert_pickle", lambda source, out, _: pickle_reader.main(source, out))
-
-
-@pytest.mark.usefixtures("unverified", "no_pickle_child")
+@pytest.mark.usefixtures("unverified")
 def test_float16_and_bfloat16_weights_become_the_same_float32(folder: Path, tmp_path: Path) -> None:
     halves = {name: torch.from_numpy(values).to(torch.bfloat16) for name, values in bert_tensors().items()}
     digests = []
@@ -335,19 +328,6 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(
     assert [path.name for path in disk.iterdir()] == ["bundle"]
 
 
-def test_a_full_disk_of_temporary_files_is_an_error(
-    folder: Path, tmp_path: Path, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.save({name: torch.from_numpy(array) for name, array in bert_tensors().items()}, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    disk = small_disk(8)
-    monkeypatch.setattr("tempfile.tempdir", str(disk))
-    message = r"pytorch_model.bin: the pickle cannot be converted in .*/disk, which needs [0-9,]+ bytes: No space left"
-    with pytest.raises(ImportFailedError, match=message):
-        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
-    assert list(disk.iterdir()) == [] and not (tmp_path / "bundle").exists()
-
-
 def test_a_file_that_is_larger_than_the_limit_is_an_error(folder: Path, tmp_path: Path) -> None:
     program = (
         "import resource, sys\nfrom sightline.__main__ import main\n"
@@ -379,7 +359,7 @@ def write_dense(folder: Path, weight: Any, bias: Any = None, changes: Mapping[st
     save_file(tensors, folder / "2_Dense" / "model.safetensors")
 
 
-@pytest.mark.usefixtures("unverified", "no_pickle_child")
+@pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("is_pickle", [False, True])
 def test_layers_after_pooling_are_files_of_the_bundle(folder: Path, tmp_path: Path, is_pickle: bool) -> None:
     generator = np.random.default_rng(3)

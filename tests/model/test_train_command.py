@@ -334,7 +334,10 @@ def test_a_file_of_options_is_overridden_and_stored(
     [
         ("classification", ".jsonl, .json, .csv, .tsv, .xlsx, .ods"),
         ("language-model", ".jsonl, .json, .csv, .tsv, .xlsx, .ods, .txt"),
-        ("translation", ".jsonl, .json, .csv, .tsv, .xlsx, .ods, or two files such as train.en and train.de"),
+        (
+            "translation",
+            ".jsonl, .json, .csv, .tsv, .xlsx, .ods, .txt, .tmx, .xlf, .xliff, or two files such as corpus.en and corpus.de",
+        ),
     ],
 )
 def test_the_help_names_the_formats_of_a_task(
