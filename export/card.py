@@ -13,6 +13,7 @@ from sightline.export.sources.run_folder import Metric, RunRecord
 CARD = "MODEL_CARD.md"
 # The last line of a card that this module wrote. A card without it belongs to the user.
 MARK = "<!-- Written by `sightline export`, which replaces this file; remove this line to keep changes. -->"
+MAX_LABELS = 20  # of a confusion matrix
 PIPELINE_TAGS = {
     "translation": "translation",
     "classification": "text-classification",
@@ -39,6 +40,7 @@ def model_card(manifest: Manifest, record: RunRecord) -> str:
         manifest.description,
         _table(("", ""), _facts(manifest, record)),
         *_metrics(record),
+        *_errors(record),
         *_training(record),
         MARK,
     ]
@@ -93,15 +95,32 @@ def _metrics(record: RunRecord) -> list[str]:
                 continue
             metric = Metric(value=recorded) if isinstance(recorded, float) else recorded
             number = _examples(metric, split, record)
-            rows.append((name, _shown(metric.value), split, number, metric.search or "", metric.weights or ""))
+            interval = "{:.4g} to {:.4g}".format(*metric.interval) if metric.interval else ""
+            value, search, weights = _shown(metric.value), metric.search or "", metric.weights or ""
+            rows.append((name, value, interval, split, number, search, weights))
             if metric.signature:
                 signatures.append(f"Signature of {name} on {split}: `{metric.signature}`")
     if not rows:
         return []
-    header = ("metric", "value", "split", "examples", "search", "weights")
+    header = ("metric", "value", "95 % interval", "split", "examples", "search", "weights")
     used = [column for column in range(len(header)) if any(row[column] for row in rows)]
     table = _table([header[column] for column in used], [[row[column] for column in used] for row in rows])
     return ["## Metrics", table, *signatures]
+
+
+def _errors(record: RunRecord) -> list[str]:
+    """Return the section with the confusion matrix and the worst examples of each split."""
+    parts = list[str]()
+    for split, errors in record.errors.items():
+        if 0 < len(errors.confusion) <= MAX_LABELS:
+            rows = [(true, *map(str, found.values())) for true, found in errors.confusion.items()]
+            header = (f"{split}: label, prediction", *errors.confusion)
+            parts.append(_table(header, rows))
+        if errors.worst:
+            names = list(dict.fromkeys(name for row in errors.worst for name in row))
+            shown = [[_shown(row.get(name, "")) for name in names] for row in errors.worst]
+            parts += [f"Worst outputs of {split}:", _table(names, shown)]
+    return ["## Errors", *parts] if parts else []
 
 
 def _examples(metric: Metric, split: str, record: RunRecord) -> str:

@@ -20,7 +20,7 @@ from sightline.export.convert.quality import ParallelText
 from sightline.export.convert.shortlist import learn_candidates, shortlist_bundle
 from sightline.export.convert.text_quality import PlainText, text_ids
 from sightline.export.import_errors import VerificationError, one_line
-from sightline.export.limits import begin_step
+from sightline.export.limits import GGUF_GROWTH, begin_step
 from sightline.export.options import (
     DEFAULT_SENTENCES,
     FLOAT32_BITS,
@@ -55,7 +55,6 @@ from sightline.model.data.tokenizer_training import encode_lines, read_tokenizer
 from sightline.model.parts import load_parts
 
 HELD_OUT = 10  # one of this number of texts measures the loss of a shortlist
-GGUF_GROWTH = 8  # times the size of a file with 4 bits for each weight is its size in float32
 
 
 def export(options: CheckpointOptions) -> Verification | Quantization:

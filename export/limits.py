@@ -31,6 +31,7 @@ SECONDS = 60.0  # of the processor, for the steps of a command that reads small 
 # The elapsed time has another limit: on a busy machine, a process gets a part of a processor, and
 # some work needs no processor, such as waiting for a disk.
 ELAPSED_FACTOR = 5
+GGUF_GROWTH = 8  # times the size of a file with 4 bits for each weight is its size in float32
 SPEED = 20e6  # bytes per second that the slowest machine reads, parses and hashes
 CHECK_SPEED = 4e5  # the same of building and verifying graphs
 MAX_MESSAGE_BYTES = 400  # of a library, in an error

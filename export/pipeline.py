@@ -106,11 +106,7 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
     if options.ignored_keys and export.kind == "firefox":
         raise UsageError(f"{path} is a Firefox model, which has no config.json; leave out --ignore-key")
     begin_step(f"reading {path}", folder_bytes(path, export.allowed))
-    with (
-        export.open() as checkpoint,
-        replacing(export.bundle) as folder,
-        described(checkpoint, options) as model,
-    ):
+    with export.open() as checkpoint, replacing(export.bundle) as folder, described(checkpoint, options) as model:
         num_bytes = model.parameters * FLOAT32_BYTES
         _check_resources(num_bytes, folder)
         begin_step(f"building and checking the graphs of {path}", 4 * num_bytes, CHECK_SPEED, is_first=False)

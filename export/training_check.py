@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +21,7 @@ from sightline.base.bundle import Languages
 from sightline.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, UsageError
 from sightline.base.text.chat import find_template
 from sightline.export.import_errors import ImportFailedError, one_line
-from sightline.export.limits import begin_step, folder_bytes, out_of_memory, run_limited
+from sightline.export.limits import GGUF_GROWTH, begin_step, folder_bytes, out_of_memory, run_limited
 from sightline.export.sources.catalogue import located
 from sightline.model.config import RELEVANCE, PretrainedConfig, PretrainedTask, model_config_to_json
 from sightline.model.data.pretrained import CONFIG, PRETRAINED, TOKENIZER, is_pretrained
@@ -53,12 +53,15 @@ def read_checkpoint(
     """Yield the folder with the weights of a checkpoint, and for one that others wrote a folder
     with its other files, which a child process with limits has written.
 
-    `name` is a folder, or a model that `located` downloads. `template` is the chat template for a
-    checkpoint that has none; None if there are no dialogues. Raises `SystemExit` if the files
-    cannot be used; the child process has printed the error.
+    `name` is a folder, a GGUF file, or a model that `located` downloads. `template` is the chat
+    template for a checkpoint that has none; None if there are no dialogues. Raises `SystemExit` if
+    the files cannot be used; the child process has printed the error.
     """
-    with located(name) as path, TemporaryDirectory(prefix="sightline-") as parts:
+    with located(name) as path, TemporaryDirectory(prefix="sightline-") as parts, ExitStack() as opened:
         folder = checkpoint_of(path)
+        if path.is_file():  # a GGUF file
+            folder = Path(opened.enter_context(TemporaryDirectory(prefix="sightline-")))
+            _run(str(path), str(folder))
         _run(str(folder), parts, task, json.dumps(template), json.dumps(languages))
         yield folder, Path(parts) if is_pretrained(folder) else None
 
@@ -73,7 +76,8 @@ def main(path: Path, *arguments: str) -> int:
     """Check files; print the error if they cannot be used, and return the exit status."""
     status = EXIT_USAGE
     try:
-        begin_step(f"reading {path}", folder_bytes(path))
+        growth = GGUF_GROWTH if path.suffix == ".gguf" else 1
+        begin_step(f"reading {path}", growth * folder_bytes(path))
         check(path, *arguments)
         return 0
     except MemoryError:
@@ -91,7 +95,8 @@ def main(path: Path, *arguments: str) -> int:
 
 
 def check(path: Path, parts: str = "", task: str = "", template: str = "null", languages: str = "null") -> None:
-    """Read a tokenizer, or a checkpoint whose other files are written to the folder `parts`.
+    """Read a tokenizer, or a checkpoint whose other files are written to the folder `parts`; a GGUF
+    file is converted to a checkpoint in this folder.
 
     Texts that are difficult for some tokenizers are encoded. The last two arguments are JSON.
     Raises `ImportFailedError` for files that cannot be imported, and `UsageError` for those that
@@ -99,6 +104,11 @@ def check(path: Path, parts: str = "", task: str = "", template: str = "null", l
     """
     from sightline.export.check.serving import check_texts, read_served_tokenizer
 
+    if path.suffix == ".gguf":
+        from sightline.export.sources.gguf import convert
+
+        convert(path, Path(parts))
+        return
     file, size = path, None
     if parts and is_pretrained(path):
         pair = json.loads(languages)
@@ -221,7 +231,10 @@ def _config(**fields: Any) -> PretrainedConfig:
     try:
         made = transformers_config(config)
     except Exception as error:  # third-party values that no model can have raise several classes
-        raise ImportFailedError(f"{CONFIG} is no configuration of transformers: {one_line(error)}") from None
+        raise ImportFailedError(
+            f"{CONFIG} is no configuration of transformers, so that this checkpoint of the family {config.family} can "
+            f"be imported at most, not trained: {one_line(error)}; use a checkpoint of another family, such as bert"
+        ) from None
     original = type(made).from_dict(dict(config.fields))
     key = dropout_key(original)
     return dataclasses.replace(config, dropout=0.0 if key is None else float(getattr(original, key)))

@@ -14,10 +14,12 @@ from sightline.model.config import ArchitectureConfig, PretrainedConfig, archite
 from sightline.model.config_fields import read_fields, to_json
 from sightline.model.data.corpus import Split, open_corpus, open_held_out
 from sightline.model.data.formats import PAIR_TASKS, READING_OPTIONS, Reading
-from sightline.model.data.records import TASK_NAMES, TaskName
-from sightline.model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
+from sightline.model.data.records import TASK_NAMES, PairRecord, TaskName
+from sightline.model.data.text import read_parallel
+from sightline.model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate, translation_rows
 from sightline.model.evaluation.defaults import TEST_SPLIT, VALIDATION_SPLIT, EvaluateOptions
-from sightline.model.evaluation.evaluate import evaluate_checkpoint, headline
+from sightline.model.evaluation.evaluate import evaluate_checkpoint, headline, report_lines
+from sightline.model.evaluation.result import worst_rows
 from sightline.model.parts import AVERAGED, BEST, checkpoint_of, load_parts, weights_file
 from sightline.model.training.start import TASK_ARCHITECTURES
 
@@ -41,8 +43,7 @@ def evaluate(options: EvaluateOptions) -> None:
         sides = source or "en", target or "de"
         if split is not None or _has_named_split(data, sides[0]):
             report = evaluate_split(options, checkpoint, data, *sides)
-            if is_recorded:
-                _record_metrics(run, record, checkpoint, report)
+            _write(options, report, run, record if is_recorded else None, checkpoint)
             return
     if split is not None:
         raise UsageError(f"--split is for translation only; omit it for {task}")
@@ -55,21 +56,35 @@ def evaluate(options: EvaluateOptions) -> None:
         checkpoint, records, num_beams=options.num_beams, length_penalty=options.length_penalty
     )
     report = {"data": str(part), "split": part.name, **report}
-    print(
-        json.dumps({name: value for name, value in report.items() if name != "outputs"}, indent=2, ensure_ascii=False)
-    )
+    print("\n".join(report_lines(report)))
     if part.name == "dev":
         print(f"note: {part} also decided when the training stopped; a test set of its own is better", file=sys.stderr)
-    if is_recorded:
-        _record_metrics(run, record, checkpoint, report)
+    _write(options, report, run, record if is_recorded else None, checkpoint)
+
+
+def _write(
+    options: EvaluateOptions, report: dict[str, Any], run: Path, record: dict[str, Any] | None, checkpoint: Path
+) -> None:
+    """Write the files of the options. Write the metrics and the worst examples into the record of
+    the run, which the model card shows, if it is given.
+    """
+    rows, split = report.pop("predictions"), report["split"]
+    if record is not None:
+        found: dict[str, Any] = {"metrics": headline(report).to_record(checkpoint.name)}
+        found["errors"] = {"confusion": report.get("confusion", {}), "worst": worst_rows(rows)}
+        for name, value in found.items():
+            record[name] = {**record.get(name, {}), split: value}
+        replace_text(run / "record.json", to_json(record))
+    if options.predictions is not None:
+        replace_text(options.predictions, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     if options.json_ is not None:
         write_json(options.json_, report)
 
 
-def _record_metrics(run: Path, record: dict[str, Any], checkpoint: Path, report: Mapping[str, Any]) -> None:
-    """Write the metrics of a checkpoint into the record of the run, which the model card shows."""
-    record["metrics"] = {**record.get("metrics", {}), report["split"]: headline(report).to_record(checkpoint.name)}
-    replace_text(run / "record.json", to_json(record))
+def write_json(path: Path, report: Mapping[str, Any]) -> None:
+    """Write a report without its predictions."""
+    fields = {name: value for name, value in report.items() if name != "predictions"}
+    replace_text(path, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
 
 
 def _held_out(record: Mapping[str, Any], data: Path, reading: Reading) -> Split:
@@ -121,9 +136,8 @@ def evaluate_split(options: EvaluateOptions, checkpoint: Path, data: Path, sourc
         tokenised = f"not computed, because {tokenised_path(data, report['split'], target)} is missing"
     print(f"tok-lc: {tokenised}")
     print(f"detok, cased: BLEU {scores.bleu}; chrF {scores.chrf}")
-    if options.json_ is not None:
-        write_json(options.json_, report)
-    return report
+    pairs = map(PairRecord, *read_parallel(data, report["split"], source, target))
+    return report | {"predictions": translation_rows(list(islice(pairs, options.limit)), report["outputs"])}
 
 
 def _default_split(data: Path, source: str, target: str) -> str:
@@ -173,7 +187,3 @@ def evaluated(
         **dataclasses.asdict(scores),
         "outputs": outputs,
     }
-
-
-def write_json(path: Path, report: Mapping[str, Any]) -> None:
-    replace_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")

@@ -51,7 +51,7 @@ from sightline.model.data.similar_texts import encode_reranking, encode_similar
 from sightline.model.data.teaching import with_teacher
 from sightline.model.data.tokenizer_training import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
 from sightline.model.precision import default_device
-from sightline.model.training.classification import CLASSIFICATION
+from sightline.model.training.classification import CLASSIFICATION, class_weights, label_loss
 from sightline.model.training.contrastive import ENCODER
 from sightline.model.training.folder import RunFolder, locked
 from sightline.model.training.guided import GuidedTrainer
@@ -185,6 +185,8 @@ def _trainer(
     else:
         beginning = _from_tokenizer(task, corpus, facts, values, notes, check_tokenizer)
     fields = training_fields(values)
+    if fields.get("lora") and not isinstance(beginning.model, PretrainedConfig):
+        raise UsageError("--lora needs --from with a third-party checkpoint; add it, or omit --lora")
     if is_resumed:
         fields = _resumed_fields(folder, fields, notes)
     prepared, links = _prepare(run, corpus, facts, beginning, values), None
@@ -192,11 +194,12 @@ def _trainer(
         links, note = read_links(guide, corpus.train, prepared.tokenizer, prepared.train)
         prepared = dataclasses.replace(prepared, digest=f"{prepared.digest} {links.digest()}")
         notes.append(note)
+    trained = _with_class_weights(TASKS[task], prepared.facts, values, notes)
     show([*summary(prepared.facts, is_trained=bool(_text(values, "from"))), *notes])
     recipe = _recipe(prepared.facts, beginning, values, fields, corpus)
     _check_space(run, recipe)
     if recipe.config.max_minutes and "warmup_steps" not in fields:
-        updates = _updates_in_time(task, prepared, recipe)
+        updates = _updates_in_time(trained, prepared, recipe)
         recipe = _recipe(prepared.facts, beginning, values, fields, corpus, updates)
     show(recipe.reasons)
     replace_text(run / OPTIONS_FILE, options_to_toml(task, values))
@@ -210,7 +213,7 @@ def _trainer(
     trainer = make(
         run,
         recipe.config,
-        TASKS[task],
+        trained,
         prepared,
         recipe.model,
         initialise=beginning.initialise,
@@ -317,7 +320,7 @@ def _start_from(
         raise UsageError(f"--guided-alignment trains a Transformer of this project, which {name} is not; omit it")
     if values["dropout"] != AUTO:
         config = dataclasses.replace(config, dropout=float(values["dropout"]))
-    notes += start.notes
+    notes += [note.replace(str(folder), name) for note in start.notes]  # a download is in a temporary folder
     return _Beginning(start.tokenizer, config, start.initialise, files=parts and parts / PRETRAINED)
 
 
@@ -389,7 +392,8 @@ def _encode(
         if facts.task == "reranking":
             return encode_reranking(tokenizer, records, facts.score_limits, max_length_tokens)
         if isinstance(model, PretrainedConfig) and model.task == "language-model":
-            return encode_records(model, tokenizer, records, max_length_tokens)
+            encoded = encode_records(model, tokenizer, records, max_length_tokens)
+            return [example for parts in encoded for example in parts]
         if isinstance(model, PretrainedConfig) and model.task == "translation":
             return encode_pairs(model, tokenizer, records)
         return encode(tokenizer, records, labels=labels, max_length_tokens=max_length_tokens)
@@ -400,11 +404,24 @@ def _encode(
         raise UsageError(f"the tokenizer fails for a text of the data: {error}; use another tokenizer") from None
 
 
-def _updates_in_time(task: TaskName, prepared: Prepared, recipe: Recipe) -> int:
+def _with_class_weights(
+    task: Task[Any, Any], facts: Facts, values: Mapping[str, Value], notes: list[str]
+) -> Task[Any, Any]:
+    """Return a task whose loss has class weights if the user wants them."""
+    if not values.get("class_weights"):
+        return task
+    weights = class_weights(facts.labels, facts.examples["train"], multi_label=bool(values["multi_label"]))
+    pairs = sorted(zip(weights.tolist(), facts.labels, strict=True))
+    ends = [f"{weight:.2g} ({label})" for weight, label in (pairs[0], pairs[-1])]
+    notes.append(f"class weights from {ends[0]} to {ends[1]}")
+    return dataclasses.replace(task, training_loss=partial(label_loss, weights=weights))
+
+
+def _updates_in_time(task: Task[Any, Any], prepared: Prepared, recipe: Recipe) -> int:
     """Return how many updates `max_minutes` allow, measured with random weights."""
     config = recipe.config
     with TemporaryDirectory() as folder:
-        trainer = Trainer(Path(folder), config, TASKS[task], prepared, recipe.model, initialise=lambda model: None)
+        trainer = Trainer(Path(folder), config, task, prepared, recipe.model, initialise=lambda model: None)
         _, seconds = trainer.measure_updates(3, time.monotonic)
     return int(60 * config.max_minutes / (seconds * config.accumulate))
 

@@ -232,12 +232,7 @@ class ReferenceLayers:
         return x if self.stack.projected_to is None else self.linear(x, f"{self.name}.output_projection")
 
     def sublayer(
-        self,
-        x: Array,
-        module: str,
-        compute: Callable[[Array], Array],
-        layer: int = -1,
-        source: Array | None = None,
+        self, x: Array, module: str, compute: Callable[[Array], Array], layer: int = -1, source: Array | None = None
     ) -> Array:
         """Add a sublayer to x (N, M), with its normalization before or after.
 

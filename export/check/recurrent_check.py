@@ -111,10 +111,7 @@ def _differ_where_close(
 
 @torch.inference_mode()
 def forced_pass(
-    model: RecurrentModel,
-    sources: Sequence[Ids],
-    targets: Sequence[Ids],
-    carried: Mapping[str, Array] | None = None,
+    model: RecurrentModel, sources: Sequence[Ids], targets: Sequence[Ids], carried: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
     """Run a model in evaluation mode over sources and given targets.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from sightline.export.convert.products import attributes_of
-from sightline.export.graphs.builder import WeightFile, external_tensor
+from sightline.export.graphs.builder import WeightFile, rewritten_tensor
 
 # The oldest version with all operators. The CUDA provider lacks kernels of newer versions and would
 # use the CPU.
@@ -98,9 +98,7 @@ class _HalfConverter:
                 array = array.astype(np.float16)
             if array.ndim and not np.isfinite(array).all():  # a scalar is no weight
                 raise ValueError(f"{tensor.name} has weights beyond ±65504, the largest float16 number")
-        if tensor.data_location == TensorProto.EXTERNAL:
-            return external_tensor(tensor.name, array, self._weights)
-        return numpy_helper.from_array(array, tensor.name)
+        return rewritten_tensor(tensor, array, self._weights)
 
     def _plain(self, node: NodeProto) -> None:
         """Copy a node; after the logits, add a cast to float32."""

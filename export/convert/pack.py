@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from sightline.export.graphs.builder import WeightFile, external_tensor
+from sightline.export.graphs.builder import WeightFile, external_tensor, rewritten_tensor
 
 LEVELS = 127  # codes on each side of zero
 MIN_SIZE = 1024  # elements of a matrix that is worth two more nodes
@@ -48,8 +48,7 @@ def pack_graph(model: onnx.ModelProto, folder: Path, weights: WeightFile) -> onn
         array = numpy_helper.to_array(tensor, str(folder))
         is_half = array.dtype == np.float16 and tensor.name in widened
         if array.ndim < 2 or array.size < MIN_SIZE or not (is_half or array.dtype == np.float32):
-            is_external = tensor.data_location == TensorProto.EXTERNAL
-            constants.append(external_tensor(tensor.name, array, weights) if is_external else tensor)
+            constants.append(rewritten_tensor(tensor, array, weights))
             continue
         name = str(widened[tensor.name].output[0]) if is_half else tensor.name
         if is_half:

@@ -30,7 +30,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from sightline.base.bundle import LayerGroup, QuantScheme
 from sightline.export.convert.products import Product, products
 from sightline.export.convert.smoothing import Factors, smoothing_factors
-from sightline.export.graphs.builder import CONTRIB, WeightFile, external_tensor
+from sightline.export.graphs.builder import CONTRIB, WeightFile, external_tensor, rewritten_tensor
 from sightline.export.graphs.nodes import PROJECTIONS
 from sightline.export.options import BLOCK_SIZES, QuantizationRecipe
 
@@ -133,11 +133,7 @@ def quantize_columns(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
 
 
 def quantize_graphs(
-    models: Sequence[onnx.ModelProto],
-    folder: Path,
-    weights: WeightFile,
-    recipe: QuantizationRecipe,
-    ranges: Ranges,
+    models: Sequence[onnx.ModelProto], folder: Path, weights: WeightFile, recipe: QuantizationRecipe, ranges: Ranges
 ) -> list[onnx.ModelProto]:
     """Quantize the constant products of graphs.
 
@@ -364,7 +360,8 @@ class _GraphRewriter:
         used = {name for node in nodes for name in node.input}
         outputs = {value.name for value in self.graph.output}
         nodes = [node for node in nodes if node.op_type != "Relu" or node.output[0] in used | outputs]
-        kept = [self._copied(tensor) for name, tensor in self._constants.items() if name in used]
+        constants = {name: tensor for name, tensor in self._constants.items() if name in used}
+        kept = [rewritten_tensor(tensor, self._read(name), self._weights) for name, tensor in constants.items()]
         built = onnx.ModelProto()
         built.CopyFrom(self._model)
         del built.graph.node[:], built.graph.initializer[:]
@@ -387,8 +384,3 @@ class _GraphRewriter:
     def _read(self, name: str) -> Floats:
         array: Floats = numpy_helper.to_array(self._constants[name], str(self._folder))
         return array * self._factors[name] if name in self._factors else array
-
-    def _copied(self, tensor: TensorProto) -> TensorProto:
-        if tensor.data_location != TensorProto.EXTERNAL:
-            return tensor
-        return external_tensor(tensor.name, self._read(tensor.name), self._weights)

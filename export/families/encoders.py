@@ -182,18 +182,22 @@ def describe_encoder(
     return Description(family, config.integer("vocab_size"), longest, stack)
 
 
-def layer_modules(layer: str) -> dict[str, Source]:
-    """Return the modules of a layer with BERT's names."""
-    return {
-        "encoder.{}.self_attention.query": f"{layer}.attention.self.query",
-        "encoder.{}.self_attention.key": f"{layer}.attention.self.key",
-        "encoder.{}.self_attention.value": f"{layer}.attention.self.value",
-        "encoder.{}.self_attention.output": f"{layer}.attention.output.dense",
-        "encoder.{}.self_attention_norm": f"{layer}.attention.output.LayerNorm",
-        "encoder.{}.feed_forward.inner": f"{layer}.intermediate.dense",
-        "encoder.{}.feed_forward.outer": f"{layer}.output.dense",
-        "encoder.{}.feed_forward_norm": f"{layer}.output.LayerNorm",
-    }
+_BERT_LAYER = (
+    "attention.self.query attention.self.key attention.self.value attention.output.dense attention.output.LayerNorm "
+    "intermediate.dense output.dense output.LayerNorm"
+)
+
+
+def layer_modules(layer: str, names: str = _BERT_LAYER, number: int | str = "{}") -> dict[str, Source]:
+    """Return the modules of a layer from their names in the checkpoint, by default those of BERT.
+
+    They are query, key, value, output and normalization of the attention, and the inner and outer
+    layer and normalization of the feed-forward network. "-" leaves one out.
+    """
+    attention, feed_forward = f"encoder.{number}.self_attention", f"encoder.{number}.feed_forward"
+    ours = [f"{attention}.{part}" for part in ("query", "key", "value", "output")]
+    ours += [f"{attention}_norm", f"{feed_forward}.inner", f"{feed_forward}.outer", f"{feed_forward}_norm"]
+    return {name: f"{layer}.{theirs}" for name, theirs in zip(ours, names.split(), strict=True) if theirs != "-"}
 
 
 def embedding_modules(embeddings: str, skip: int = 0) -> dict[str, Source]:
@@ -270,10 +274,9 @@ def _mpnet(config: Config, tensors: Tensors) -> Description:
 def _mpnet_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     prefix = prefix_of(tensors, "mpnet.")
     layer = f"{prefix}encoder.layer.{{}}"
-    modules = embedding_modules(f"{prefix}embeddings", _MPNET_PADDING) | layer_modules(layer)
-    for part, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
-        modules[f"encoder.{{}}.self_attention.{part}"] = f"{layer}.attention.attn.{name}"
-    modules["encoder.{}.self_attention_norm"] = f"{layer}.attention.LayerNorm"
+    attention = " ".join(f"attention.{name}" for name in ("attn.q", "attn.k", "attn.v", "attn.o", "LayerNorm"))
+    modules = embedding_modules(f"{prefix}embeddings", _MPNET_PADDING)
+    modules |= layer_modules(layer, f"{attention} intermediate.dense output.dense output.LayerNorm")
     modules["encoder.relative_bias"] = f"{prefix}encoder.relative_attention_bias"
     return modules | head_modules(model, _ROBERTA_HEAD)
 
@@ -340,17 +343,11 @@ def _distilbert(config: Config, tensors: Tensors) -> Description:
 
 def _distilbert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     prefix = prefix_of(tensors, "distilbert.")
-    layer = f"{prefix}transformer.layer.{{}}"
-    modules: dict[str, Source] = {
-        "encoder.{}.self_attention.query": f"{layer}.attention.q_lin",
-        "encoder.{}.self_attention.key": f"{layer}.attention.k_lin",
-        "encoder.{}.self_attention.value": f"{layer}.attention.v_lin",
-        "encoder.{}.self_attention.output": f"{layer}.attention.out_lin",
-        "encoder.{}.self_attention_norm": f"{layer}.sa_layer_norm",
-        "encoder.{}.feed_forward.inner": f"{layer}.ffn.lin1",
-        "encoder.{}.feed_forward.outer": f"{layer}.ffn.lin2",
-        "encoder.{}.feed_forward_norm": f"{layer}.output_layer_norm",
-    }
+    modules = layer_modules(
+        f"{prefix}transformer.layer.{{}}",
+        "attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm ffn.lin1 ffn.lin2 "
+        "output_layer_norm",
+    )
     return embedding_modules(f"{prefix}embeddings") | modules | head_modules(model, _DISTILBERT_HEAD)
 
 
@@ -385,15 +382,8 @@ def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
     for number in range(layers):
         group = int(number // inner / (repeated / groups))  # as transformers rounds it
         layer = f"{prefix}encoder.albert_layer_groups.{group}.albert_layers.{number % inner}"
-        for part in ("query", "key", "value"):
-            modules[f"encoder.{number}.self_attention.{part}"] = f"{layer}.attention.{part}"
-        modules |= {
-            f"encoder.{number}.self_attention.output": f"{layer}.attention.dense",
-            f"encoder.{number}.self_attention_norm": f"{layer}.attention.LayerNorm",
-            f"encoder.{number}.feed_forward.inner": f"{layer}.ffn",
-            f"encoder.{number}.feed_forward.outer": f"{layer}.ffn_output",
-            f"encoder.{number}.feed_forward_norm": f"{layer}.full_layer_layer_norm",
-        }
+        attention = " ".join(f"attention.{name}" for name in (*QUERY_KEY_VALUE, "dense", "LayerNorm"))
+        modules |= layer_modules(layer, f"{attention} ffn ffn_output full_layer_layer_norm", number)
     return modules | head_modules(model, _ALBERT_HEAD)
 
 
@@ -474,15 +464,9 @@ def _rotary(config: Config, local: bool, head_size: int) -> Rotary:
 def _modernbert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     prefix = prefix_of(tensors, "model.", embedding="embeddings.tok_embeddings")
     layer = f"{prefix}layers.{{}}"
-    modules: dict[str, Source] = {
-        "embedding": f"{prefix}embeddings.tok_embeddings",
-        "encoder.embedding_norm": f"{prefix}embeddings.norm",
-        "encoder.{}.self_attention_norm": f"{layer}.attn_norm",
-        "encoder.{}.self_attention.output": f"{layer}.attn.Wo",
-        "encoder.{}.feed_forward_norm": f"{layer}.mlp_norm",
-        "encoder.{}.feed_forward.outer": f"{layer}.mlp.Wo",
-        "encoder.norm": f"{prefix}final_norm",
-    }
+    modules = layer_modules(layer, "- - - attn.Wo attn_norm - mlp.Wo mlp_norm")
+    modules |= {"embedding": f"{prefix}embeddings.tok_embeddings", "encoder.norm": f"{prefix}final_norm"}
+    modules["encoder.embedding_norm"] = f"{prefix}embeddings.norm"
     modules |= equal_parts("encoder.{}.self_attention", QUERY_KEY_VALUE, f"{layer}.attn.Wqkv")
     modules |= equal_parts("encoder.{}.feed_forward", ("gate", "inner"), f"{layer}.mlp.Wi")
     return modules | head_modules(model, _MODERNBERT_HEAD)
@@ -506,10 +490,7 @@ ROBERTA = Family(
     (*_STORED_POSITIONS, "pooler.*", "roberta.pooler.*", "lm_head.*"),
 )
 XLM_ROBERTA = replace(
-    ROBERTA,
-    name="xlm-roberta",
-    architectures=classes_of("XLMRoberta"),
-    describe=partial(_roberta, "xlm-roberta"),
+    ROBERTA, name="xlm-roberta", architectures=classes_of("XLMRoberta"), describe=partial(_roberta, "xlm-roberta")
 )
 CAMEMBERT = replace(
     ROBERTA, name="camembert", architectures=classes_of("Camembert"), describe=partial(_roberta, "camembert")

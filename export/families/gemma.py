@@ -173,9 +173,6 @@ def _modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
 GEMMA = family_of("gemma", classes_of("Gemma"), _gemma, _modules, ("*rotary_emb.inv_freq",))
 GEMMA2 = family_of("gemma2", classes_of("Gemma2"), _gemma2, _modules, ("*rotary_emb.inv_freq",))
 GEMMA3 = family_of(
-    "gemma3_text",
-    ("Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3TextForSequenceClassification"),
-    _gemma3,
-    _modules,
+    "gemma3_text", ("Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3TextForSequenceClassification"), _gemma3, _modules
 )
 FAMILIES: tuple[Family, ...] = (GEMMA, GEMMA2, GEMMA3)

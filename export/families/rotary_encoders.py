@@ -20,6 +20,7 @@ from sightline.export.families.encoders import (
     describe_encoder,
     embedding_modules,
     head_modules,
+    layer_modules,
     prefix_of,
     with_gates,
 )
@@ -110,15 +111,8 @@ def _nomic(config: Config, tensors: Tensors) -> Description:
 def _nomic_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     prefix = prefix_of(tensors, "nomic_bert.", "bert.")
     layer = f"{prefix}encoder.layers.{{}}"
-    modules: dict[str, Source] = {
-        "encoder.embedding_norm": f"{prefix}emb_ln",
-        "encoder.{}.self_attention.output": f"{layer}.attn.out_proj",
-        "encoder.{}.self_attention_norm": f"{layer}.norm1",
-        "encoder.{}.feed_forward.inner": f"{layer}.mlp.fc11",
-        "encoder.{}.feed_forward.gate": f"{layer}.mlp.fc12",
-        "encoder.{}.feed_forward.outer": f"{layer}.mlp.fc2",
-        "encoder.{}.feed_forward_norm": f"{layer}.norm2",
-    }
+    modules = layer_modules(layer, "- - - attn.out_proj norm1 mlp.fc11 mlp.fc2 norm2")
+    modules |= {"encoder.embedding_norm": f"{prefix}emb_ln", "encoder.{}.feed_forward.gate": f"{layer}.mlp.fc12"}
     modules |= equal_parts("encoder.{}.self_attention", QUERY_KEY_VALUE, f"{layer}.attn.Wqkv")
     head = head_modules(model, HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
     return embedding_modules(f"{prefix}embeddings") | modules | head
@@ -148,12 +142,7 @@ def _rotated(config: Config, stack: Stack, default_base: float) -> Stack:
 def _gte_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     prefix = prefix_of(tensors, "new.", "gte.")
     layer = f"{prefix}encoder.layer.{{}}"
-    modules: dict[str, Source] = {
-        "encoder.{}.self_attention.output": f"{layer}.attention.o_proj",
-        "encoder.{}.self_attention_norm": f"{layer}.attn_ln",
-        "encoder.{}.feed_forward.outer": f"{layer}.mlp.down_proj",
-        "encoder.{}.feed_forward_norm": f"{layer}.mlp_ln",
-    }
+    modules = layer_modules(layer, "- - - attention.o_proj attn_ln - mlp.down_proj mlp_ln")
     modules |= equal_parts("encoder.{}.self_attention", QUERY_KEY_VALUE, f"{layer}.attention.qkv_proj")
     modules |= equal_parts("encoder.{}.feed_forward", ("inner", "gate"), f"{layer}.mlp.up_gate_proj")
     head = head_modules(model, HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
@@ -174,14 +163,8 @@ def _jina(config: Config, tensors: Tensors) -> Description:
 def _jina_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     prefix = prefix_of(tensors, "roberta.")
     layer = f"{prefix}encoder.layers.{{}}"
-    modules: dict[str, Source] = {
-        "encoder.embedding_norm": f"{prefix}emb_ln",
-        "encoder.{}.self_attention.output": f"{layer}.mixer.out_proj",
-        "encoder.{}.self_attention_norm": f"{layer}.norm1",
-        "encoder.{}.feed_forward.inner": f"{layer}.mlp.fc1",
-        "encoder.{}.feed_forward.outer": f"{layer}.mlp.fc2",
-        "encoder.{}.feed_forward_norm": f"{layer}.norm2",
-    }
+    modules = layer_modules(layer, "- - - mixer.out_proj norm1 mlp.fc1 mlp.fc2 norm2")
+    modules["encoder.embedding_norm"] = f"{prefix}emb_ln"
     modules |= equal_parts("encoder.{}.self_attention", QUERY_KEY_VALUE, f"{layer}.mixer.Wqkv")
     return embedding_modules(f"{prefix}embeddings") | modules | head_modules(model, _JINA_HEAD)
 

@@ -1,9 +1,10 @@
 """Builder for ONNX graphs that share one file of weights."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ ALIGNMENT_BYTES = 64  # alignment of tensors in the weight file: a cache line
 Axis = str | int  # name of a dynamic axis, or size of a fixed one
 
 
-class WeightFile:
+class WeightFile(AbstractContextManager["WeightFile"]):
     """File with the tensors of several graphs, written as they are added; equal ones once.
 
     Use it in a `with` statement, or call `close`. With `half`, `GraphBuilder.weight` stores a
@@ -49,9 +50,6 @@ class WeightFile:
         """Finish the file. Nothing can be added afterwards."""
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -65,6 +63,13 @@ def external_tensor(name: str, array: NDArray[np.generic], weights: WeightFile) 
     for key, value in location.items():
         proto.external_data.add(key=key, value=str(value))
     return proto
+
+
+def rewritten_tensor(tensor: TensorProto, array: NDArray[np.generic], weights: WeightFile) -> TensorProto:
+    """Return a constant with other data, which is in the weight file if its own was."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return external_tensor(tensor.name, array, weights)
+    return onnx.numpy_helper.from_array(array, tensor.name)
 
 
 def _fits_half(array: NDArray[np.generic]) -> bool:

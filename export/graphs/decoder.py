@@ -46,12 +46,7 @@ def states(model: Description) -> tuple[State, ...]:
             if stack is not None and stack.cross is not None:
                 name, size = f"cross_{part}.{layer}", attention_size(stack.cross, HEAD_SIZE_STEP)
                 made.append(
-                    State(
-                        input=name,
-                        init="encoder",
-                        encoder_output=name,
-                        shape=(stack.cross.kv_heads, "source", size),
-                    )
+                    State(input=name, init="encoder", encoder_output=name, shape=(stack.cross.kv_heads, "source", size))
                 )
     return tuple(made)
 

@@ -70,11 +70,7 @@ def weighted_sum(graph: GraphBuilder, weights: str, x: str, is_token: str) -> st
 
 
 def scores(
-    graph: GraphBuilder,
-    features: str,
-    projection: Sequence[str],
-    vocab_size: int,
-    cap: float | None = None,
+    graph: GraphBuilder, features: str, projection: Sequence[str], vocab_size: int, cap: float | None = None
 ) -> None:
     """Add the outputs `logits`, `logprobs`, `top_logprobs` and `top_ids`.
 

@@ -29,12 +29,7 @@ class Cache:
 
 
 def attention(
-    graph: GraphBuilder,
-    options: Attention,
-    parts: Sequence[str],
-    attention_map: str,
-    lengths: str = "",
-    bias: str = "",
+    graph: GraphBuilder, options: Attention, parts: Sequence[str], attention_map: str, lengths: str = "", bias: str = ""
 ) -> str:
     """Add attention (B, S, H * D) of an encoder, in which all tokens see each other.
 

@@ -101,8 +101,8 @@ def downloaded(entry: CatalogueModel, source: Source | None) -> Iterator[Downloa
 
 @contextmanager
 def located(name: str) -> Iterator[Path]:
-    """Yield the folder of a checkpoint: `name` itself, or a download of a name of the catalogue or
-    of a repository of a hub.
+    """Yield the folder of a checkpoint, or a GGUF file: `name` itself, or a download of a name of
+    the catalogue or of a repository of a hub.
     """
     path, entry = Path(name), CATALOGUE.get(name)
     if (path / MANIFEST).is_file():
@@ -110,7 +110,9 @@ def located(name: str) -> Iterator[Path]:
         source = origin and (origin.repository or origin.package)
         where = f"its checkpoint is {source}" if source else "name the run or the checkpoint that was exported"
         raise UsageError(f"{path} is a bundle, which cannot be trained; {where}")
-    if path.is_dir():
+    if path.suffix == ".gguf" and not path.is_file():
+        raise UsageError(f"missing file {path}; name a GGUF file that is there")
+    if path.is_dir() or path.suffix == ".gguf":
         yield path
         return
     if entry is not None:

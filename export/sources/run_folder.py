@@ -37,6 +37,16 @@ class Metric(BaseModel):
     search: str | None = None  # such as "greedy"
     weights: str | None = None  # such as "averaged"
     signature: str | None = None  # of sacreBLEU
+    interval: tuple[float, float] | None = None  # of 95 %
+
+
+class Errors(BaseModel):
+    """Errors of a model on a split."""
+
+    model_config = ConfigDict(frozen=True)
+
+    confusion: dict[str, dict[str, int]] = {}  # number of texts by expected and predicted label
+    worst: list[dict[str, Any]] = []  # examples with the output of the model
 
 
 class RunRecord(BaseModel):
@@ -51,6 +61,7 @@ class RunRecord(BaseModel):
     target: str | None = None
     examples: dict[str, int | None] = {}  # number by split
     metrics: dict[str, dict[str, Metric | float | None] | None] = {}  # by split and name
+    errors: dict[str, Errors] = {}  # by split, if the model was evaluated
     data: dict[str, str] = {}  # SHA-256 of each file by name
     config: dict[str, Any] = {}  # settings of the training, by the file of the settings if there is one
     starts: list[dict[str, Any]] = []  # facts of each start or resume, with the versions of libraries

@@ -129,6 +129,33 @@ class PretrainedModel(nn.Module):
                     weights[name] = weights[name][rows] if is_known else self.module.state_dict()[name]
         self.load_state_dict(weights)
 
+    def add_adapters(self, rank: int) -> None:
+        """Freeze the weights, and train a low-rank update of each linear layer but the output layer
+        (LoRA; Hu et al. 2022).
+        """
+        from peft import LoraConfig, inject_adapter_in_model
+        from transformers.pytorch_utils import Conv1D
+
+        is_transposed = any(isinstance(layer, Conv1D) for layer in self.module.modules())  # as in GPT-2
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", fan_in_fan_out=is_transposed)
+        inject_adapter_in_model(config, self.module)
+
+    def merged_weights(self) -> dict[str, Tensor]:
+        """Return the weights, to which the updates of `add_adapters` are added."""
+        from peft.tuners.lora import LoraLayer
+
+        updated: dict[str, Any] = {
+            name: layer for name, layer in self.module.named_modules() if isinstance(layer, LoraLayer)
+        }
+        weights = dict[str, Tensor]()
+        for name, tensor in self.state_dict().items():
+            layer, _, part = name.rpartition(".base_layer.")
+            if part == "weight":
+                tensor = tensor + updated[layer].get_delta_weight("default")
+            if ".lora_" not in name:
+                weights[name.replace(".base_layer.", ".")] = tensor
+        return weights
+
     def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         """Write weights and configuration as transformers does."""
         with _quiet():

@@ -227,22 +227,22 @@ def encode_records(
     tokenizer: Tokenizer,
     records: Sequence[TextRecord | DialogueRecord],
     max_length_tokens: int = 2**30,
-) -> list[Example]:
-    """Encode records of a language model that others trained first.
+) -> list[list[Example]]:
+    """Encode each record of a language model that others trained first.
 
     A text ends with the end token, and all its tokens but the first are part of the loss. A record
     longer than `max_length_tokens` gives several examples, as in `sightline.model.data.encoding`.
     """
     template = read_chat_template(config)
     dialogues = None if template is None else DialogueEncoder(template, tokenizer)
-    examples = list[Example]()
+    encoded = list[list[Example]]()
     for record in records:
         if isinstance(record, TextRecord):
             ids = tokenizer.encode(record.text).ids
             ids = ids if ids[-1:] == [config.eos_id] else [*ids, config.eos_id]
-            examples += windows(ids, max_length_tokens)
+            encoded.append(list(windows(ids, max_length_tokens)))
         elif dialogues is None:
             raise UsageError("the checkpoint has no chat template for dialogues; use one that has, or plain texts")
         else:
-            examples += dialogues.encode(record, max_length_tokens)
-    return examples
+            encoded.append(dialogues.encode(record, max_length_tokens))
+    return encoded

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
 
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.pretrained import PretrainedClassifier
@@ -21,24 +23,52 @@ Labels = Sequence[frozenset[int]]  # the indices of the labels of each text
 
 
 @torch.inference_mode()
-def predict(
-    model: Classifier | PretrainedClassifier, tokenizer: Tokenizer, texts: Sequence[str]
-) -> list[frozenset[int]]:
-    """Return the predicted labels of each text: the most likely one, or with `multi_label` all with
-    a probability above one half. Texts that are too long are truncated.
+def scores_of(model: Classifier | PretrainedClassifier, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
+    """Return the scores (N, C) of the labels of texts: log-probabilities, or with `multi_label`
+    logits. Texts that are too long are truncated.
     """
     config, device = model.config, device_of(model)
     rows = encode_truncated(tokenizer, texts, config.max_positions)
-    predicted = [frozenset[int]()] * len(rows)
+    scores = torch.zeros(len(rows), len(config.labels))
     for group in grouped(list(map(len, rows))):
-        scores = model(*padded([rows[index] for index in group], config.pad_id, device))  # (B, C)
-        if config.multi_label:  # scores are logits
-            chosen = [[label for label, score in enumerate(row) if score > 0] for row in scores.tolist()]
-        else:
-            chosen = scores.argmax(dim=-1, keepdim=True).tolist()
-        for index, labels in zip(group, chosen, strict=True):
-            predicted[index] = frozenset(labels)
-    return predicted
+        scores[group] = model(*padded([rows[index] for index in group], config.pad_id, device)).cpu()
+    return scores
+
+
+def chosen_labels(scores: Tensor, multi_label: bool) -> list[frozenset[int]]:
+    """Return the predicted labels of each text: the most likely one, or with `multi_label` all with
+    a probability above one half.
+    """
+    if multi_label:
+        return [frozenset(row.nonzero().flatten().tolist()) for row in scores > 0]
+    return [frozenset([label]) for label in scores.argmax(dim=-1).tolist()]
+
+
+def predict(
+    model: Classifier | PretrainedClassifier, tokenizer: Tokenizer, texts: Sequence[str]
+) -> list[frozenset[int]]:
+    """Return `chosen_labels` of texts."""
+    return chosen_labels(scores_of(model, tokenizer, texts), model.config.multi_label)
+
+
+def prediction_rows(
+    texts: Sequence[str], scores: Tensor, expected: Labels, labels: Sequence[str], multi_label: bool
+) -> list[dict[str, Any]]:
+    """Describe each text with its expected and predicted labels, and the probability that the model
+    gives to exactly the expected ones.
+    """
+
+    def named(indices: frozenset[int]) -> Any:
+        names = [labels[index] for index in sorted(indices)]
+        return names if multi_label else names[0]
+
+    rows = list[dict[str, Any]]()
+    for text, true, guess, row in zip(texts, expected, chosen_labels(scores, multi_label), scores, strict=True):
+        is_true = torch.tensor([index in true for index in range(len(labels))])
+        log_probability = functional.logsigmoid(torch.where(is_true, row, -row)) if multi_label else row[is_true]
+        probability = round(log_probability.sum().exp().item(), 6)
+        rows.append({"text": text, "expected": named(true), "predicted": named(guess), "probability": probability})
+    return rows
 
 
 def exact_matches(predicted: Labels, expected: Labels) -> Share:
@@ -128,6 +158,12 @@ def label_fields(counts: Sequence[Counts], labels: Sequence[str]) -> dict[str, A
 def confusions(predicted: Labels, expected: Labels) -> Counter[tuple[frozenset[int], frozenset[int]]]:
     """Return how often labels (first) were predicted as others (second)."""
     return Counter((true, guess) for guess, true in zip(predicted, expected, strict=True) if guess != true)
+
+
+def confusion_matrix(predicted: Labels, expected: Labels, labels: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return how often each label (first) was predicted as each (second), given one for a text."""
+    pairs = Counter((min(true), min(guess)) for guess, true in zip(predicted, expected, strict=True))
+    return {true: {guess: pairs[row, column] for column, guess in enumerate(labels)} for row, true in enumerate(labels)}
 
 
 def confusion_lines(texts: Sequence[str], predicted: Labels, expected: Labels, labels: Sequence[str]) -> list[str]:

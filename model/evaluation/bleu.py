@@ -208,6 +208,20 @@ def bootstrapped_scores(outputs: Sequence[str], references: Sequence[str]) -> di
     return fields
 
 
+def translation_rows(pairs: Sequence[PairRecord], outputs: Sequence[str]) -> list[dict[str, Any]]:
+    """Describe each pair with the output and its chrF."""
+    chrf = CHRF()
+    return [
+        {
+            "source": pair.source,
+            "reference": pair.target,
+            "output": output,
+            "chrF": round(chrf.sentence_score(output, [pair.target]).score, 2),
+        }
+        for pair, output in zip(pairs, outputs, strict=True)
+    ]
+
+
 def moses_lines(lines: Sequence[str], language: str) -> list[str]:
     """Lowercase, normalize and tokenize lines, as in the `lc.norm.tok` files of Multi30k."""
     normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)

@@ -1,10 +1,10 @@
 """Options of `sightline evaluate`, and the files that translations are evaluated on by default."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from annotated_types import Ge
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from sightline.base.options import Options, Shown
 from sightline.model.data.files import known_encoding
@@ -50,3 +50,12 @@ class EvaluateOptions(Options):
     """evaluate only the first N examples (default: all)"""
     json_: Annotated[Path | None, Shown("FILE")] = None
     """also write the metrics and outputs here"""
+    predictions: Annotated[Path | None, Shown("FILE")] = None
+    """also write each example here, with the output of the model, as one line of JSON"""
+
+    @model_validator(mode="after")
+    def _check_folders(self) -> Self:
+        for flag, path in (("--json", self.json_), ("--predictions", self.predictions)):
+            if path is not None and not path.parent.is_dir():
+                raise ValueError(f"{flag}: the folder {path.parent} does not exist; create it")
+        return self

@@ -1,6 +1,7 @@
 """Evaluation of a checkpoint of any task on records, as the fields of a report."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,15 +22,18 @@ from sightline.model.checkpoint import load_metadata, load_model
 from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
 from sightline.model.evaluation.accuracy import (
     accuracy_fields,
+    chosen_labels,
     confusion_lines,
+    confusion_matrix,
     count_labels,
     exact_matches,
     expected_labels,
     label_fields,
     label_metrics,
-    predict,
+    prediction_rows,
+    scores_of,
 )
-from sightline.model.evaluation.bleu import bootstrapped_scores, search_name, translate
+from sightline.model.evaluation.bleu import bootstrapped_scores, search_name, translate, translation_rows
 from sightline.model.evaluation.language import language_evaluation, language_fields
 from sightline.model.evaluation.ranking import ranking_fields
 from sightline.model.evaluation.result import Evaluation, Method
@@ -59,6 +63,8 @@ def evaluate_model(
     - Encoder: recall and mean reciprocal rank, or for scores their correlation.
     - Reranking: nDCG and mean reciprocal rank, and for scores their correlation.
 
+    `predictions` of the report describes each record with the output of the model.
+
     The model is in evaluation mode. Raises `UsageError` if there are no records, the task does not
     have such records, or the settings of beam search are invalid; `ValueError` if a text is too
     long for the model, or the model lacks a label.
@@ -87,7 +93,10 @@ def headline(report: Mapping[str, Any]) -> Evaluation:
     if report["task"] == "translation":
         scores = {name: report[name.lower()] for name in ("BLEU", "chrF")}
         search = search_name(report["num_beams"], report["length_penalty"])
-        methods = {name: Method(report["sentences"], search, score["signature"]) for name, score in scores.items()}
+        methods = {
+            name: Method(report["sentences"], search, score["signature"], score.get("interval_95"))
+            for name, score in scores.items()
+        }
         return Evaluation({name: round(score["value"], 2) for name, score in scores.items()}, methods=methods)
     if report["task"] in ("encoder", "reranking") and "metrics" in report:
         return Evaluation(report["metrics"], methods=dict.fromkeys(report["metrics"], Method(report["pairs"])))
@@ -96,7 +105,39 @@ def headline(report: Mapping[str, Any]) -> Evaluation:
     else:
         names = {"recall@1": "recall_at_1", "recall@10": "recall_at_10", "MRR": "mrr"}
         metrics, method = {name: report[field] for name, field in names.items()}, Method(report["pairs"])
-    return Evaluation(metrics, methods=dict.fromkeys(metrics, method))
+    methods = dict.fromkeys(metrics, method)
+    counted = next(name for name in ("accuracy", "exact match", "recall@1") if name in metrics)
+    return Evaluation(metrics, methods=methods | {counted: replace(method, interval=report["interval_95"])})
+
+
+def report_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return a report for a reader."""
+    evaluation, signatures = headline(report), list[str]()
+    rows = [("metric", "value", "95 % interval", "examples")]
+    for name, value in evaluation.metrics.items():
+        method = evaluation.methods[name]
+        interval = "{:.2f} to {:.2f}".format(*method.interval) if method.interval else ""
+        shown = f"{value:.6g}" if name == "perplexity" else f"{value:.2f}"
+        rows.append((name, shown, interval, f"{method.examples:,}"))
+        signatures += [f"{name}: {method.search}, {method.signature}"] if method.signature else []
+    lines = [f"evaluated on {report['data']}", "", *_aligned(rows), *signatures]
+    if report["task"] == "classification":
+        names = ("precision", "recall", "f1")
+        scores = [
+            (label, *(f"{found[name]:.2f}" for name in names), f"{found['texts']:,}")
+            for label, found in report["labels"].items()
+        ]
+        lines += ["", *_aligned([("label", "precision", "recall", "F1", "texts"), *scores])]
+    examples = [*report.get("confusions", ()), *report.get("samples", ())]
+    return [*lines, *([""] if examples else []), *examples]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table; all columns but the first are aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip() for first, *others in rows
+    ]
 
 
 def _translation(
@@ -114,6 +155,7 @@ def _translation(
         "length_penalty": length_penalty,
         **bootstrapped_scores(outputs, [pair.target for pair in pairs]),
         "outputs": outputs,
+        "predictions": translation_rows(pairs, outputs),
     }
 
 
@@ -122,15 +164,18 @@ def _classification(
 ) -> dict[str, Any]:
     labels, texts = model.config.labels, [record.text for record in records]
     expected = expected_labels(records, labels)
-    predicted = predict(model, tokenizer, texts)
-    metrics = label_metrics(predicted, expected, len(labels), model.config.multi_label)
+    scores, multi_label = scores_of(model, tokenizer, texts), model.config.multi_label
+    predicted = chosen_labels(scores, multi_label)
+    metrics = label_metrics(predicted, expected, len(labels), multi_label)
     return {
         "task": "classification",
-        "multi_label": model.config.multi_label,
+        "multi_label": multi_label,
         **accuracy_fields(exact_matches(predicted, expected)),
         "metrics": {name: round(value, 2) for name, value in metrics.items()},
         "labels": label_fields(count_labels(predicted, expected, len(labels)), labels),
         "confusions": confusion_lines(texts, predicted, expected, labels),
+        "confusion": {} if multi_label else confusion_matrix(predicted, expected, labels),
+        "predictions": prediction_rows(texts, scores, expected, labels, multi_label),
     }
 
 

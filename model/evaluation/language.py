@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 from torch.nn import functional
 
 from sightline.base.errors import UsageError
@@ -30,20 +31,25 @@ CHUNK_TOKENS = 512  # tokens whose logits are in memory at once
 
 
 @torch.inference_mode()
-def likelihood(model: CausalModel | PretrainedDecoder, examples: Sequence[Example]) -> tuple[float, int]:
-    """Return the negative log-likelihood in nats of all tokens that have loss, and their number."""
-    device, total, count = device_of(model), 0.0, 0
+def likelihoods(model: CausalModel | PretrainedDecoder, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Return the negative log-likelihood in nats (N,) of the tokens of each example that have loss,
+    and their number (N,).
+    """
+    device = device_of(model)
+    nats, counts = torch.zeros(len(examples), dtype=torch.float64), torch.zeros(len(examples), dtype=torch.int64)
     for group in grouped([len(ids) for ids, _ in examples]):
         ids, _ = padded([examples[index][0] for index in group], model.config.pad_id, device)
         is_counted, _ = padded([examples[index][1] for index in group], 0, device)
         features, _ = model.hidden_states(ids[:, :-1])
         is_target = is_counted[:, 1:].bool()  # a token is predicted from the features before it
         hidden, targets = features[is_target], ids[:, 1:][is_target]  # (N, M), (N,)
+        owners = torch.tensor(group)[is_target.nonzero()[:, 0].cpu()]
         for start in range(0, len(targets), CHUNK_TOKENS):
             logits = model.logits(hidden[start : start + CHUNK_TOKENS]).float()
-            total += functional.cross_entropy(logits, targets[start : start + CHUNK_TOKENS], reduction="sum").item()
-        count += len(targets)
-    return total, count
+            costs = functional.cross_entropy(logits, targets[start : start + CHUNK_TOKENS], reduction="none").double()
+            nats.index_add_(0, owners[start : start + CHUNK_TOKENS], costs.cpu())
+        counts.index_add_(0, owners, torch.ones_like(owners))
+    return nats, counts
 
 
 def perplexity(nats: float, count: int) -> float:
@@ -56,6 +62,7 @@ def perplexity(nats: float, count: int) -> float:
 class ComparedReply:
     """Generated and expected last reply of a dialogue."""
 
+    number: int  # of the record
     message: str  # the message before the reply
     expected: str
     given: str
@@ -87,11 +94,11 @@ class _Chat:
 
 def encode_all(
     model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, records: Sequence[TextRecord | DialogueRecord]
-) -> list[Example]:
-    """Encode records in windows of the positions of a model."""
+) -> list[list[Example]]:
+    """Encode each record in windows of the positions of a model."""
     if isinstance(model, PretrainedDecoder):
         return encode_records(model.config, tokenizer, records, model.config.max_positions)
-    return encode(tokenizer, records, max_length_tokens=model.config.max_positions)
+    return [encode(tokenizer, [record], max_length_tokens=model.config.max_positions) for record in records]
 
 
 def answer_dialogues(
@@ -104,8 +111,8 @@ def answer_dialogues(
     if not _has_dialogue(records):
         return []
     chat = _Chat(model, tokenizer)
-    prompts, replies, messages = list[list[int]](), list[list[int]](), list[str]()
-    for record in records:
+    prompts, replies, messages = list[list[int]](), list[list[int]](), list[tuple[int, str]]()
+    for number, record in enumerate(records):
         if not isinstance(record, DialogueRecord) or len(prompts) == MAX_ANSWERS:
             continue
         read = [message for exchange in exchanges(record.messages) for message in exchange][:-1]
@@ -115,8 +122,7 @@ def answer_dialogues(
         # Only the last reply is marked.
         marked = [replace(message, has_loss=False) for message in read]
         marked.append(replace(record.messages[len(read)], has_loss=True))
-        parts = encode_all(model, tokenizer, [replace(record, messages=tuple(marked))])
-        whole, is_counted = parts[0]
+        ((whole, is_counted), *_), *_ = encode_all(model, tokenizer, [replace(record, messages=tuple(marked))])
         # Templates write text after the token that ends a reply, such as a line break.
         reply = list(whole[len(prompt) : len(is_counted) - list(reversed(is_counted)).index(1)])
         if (
@@ -126,7 +132,7 @@ def answer_dialogues(
         ):
             prompts.append(prompt)
             replies.append(reply)
-            messages.append(read[-1].content)
+            messages.append((number, read[-1].content))
     outputs = [list[int]()] * len(prompts)
     for group in grouped([len(prompt) + len(reply) for prompt, reply in zip(prompts, replies, strict=True)]):
         # A longer answer could not equal the expected one.
@@ -135,9 +141,20 @@ def answer_dialogues(
         for index, ids in zip(group, generated, strict=True):
             outputs[index] = ids
     return [
-        ComparedReply(message, decode_ids(tokenizer, reply), decode_ids(tokenizer, ids))
+        ComparedReply(*message, decode_ids(tokenizer, reply), decode_ids(tokenizer, ids))
         for message, reply, ids in zip(messages, replies, outputs, strict=True)
     ]
+
+
+def _described(record: TextRecord | DialogueRecord) -> dict[str, Any]:
+    """Return a text, or the messages and tools of a dialogue, without what is empty."""
+    if isinstance(record, TextRecord):
+        return {"text": record.text}
+    messages = [
+        {name: value for name, value in asdict(message).items() if name == "content" or (value and name != "has_loss")}
+        for message in record.messages
+    ]
+    return {"messages": messages, **({"tools": list(record.tools)} if record.tools else {})}
 
 
 def _has_dialogue(records: Sequence[Record]) -> bool:
@@ -152,7 +169,7 @@ def exact_answers(answers: Sequence[ComparedReply]) -> Share:
 def continuations(model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
     """Continue the first tokens of each text by greedy decoding, and describe the result."""
     records = [TextRecord(text) for text in texts]
-    prompts = [list(encode_all(model, tokenizer, [record])[0][0])[:PROMPT_TOKENS] for record in records]
+    prompts = [list(parts[0][0])[:PROMPT_TOKENS] for parts in encode_all(model, tokenizer, records)]
     prompts = [prompt[:-1] if prompt[-1] == model.config.eos_id else prompt for prompt in prompts]
     generated = continue_greedily(model, prompts, [model.config.eos_id], CONTINUATION_TOKENS)
     return [
@@ -166,22 +183,30 @@ def language_fields(
 ) -> dict[str, Any]:
     """Return the perplexity and the exact answers of a model as fields of a report."""
     texts = [record for record in records if isinstance(record, TextRecord | DialogueRecord)]
-    examples = encode_all(model, tokenizer, texts)
-    fitting = [example for example in examples if len(example[0]) <= model.config.max_positions]
-    nats, count = likelihood(model, fitting)
+    windows = [(number, one) for number, parts in enumerate(encode_all(model, tokenizer, texts)) for one in parts]
+    fitting = [(number, one) for number, one in windows if len(one[0]) <= model.config.max_positions]
+    nats, counts = likelihoods(model, [one for _, one in fitting])
     fields: dict[str, Any] = {
         "records": len(records),
-        "tokens": count,
-        "skipped_as_too_long": len(examples) - len(fitting),
-        "perplexity": perplexity(nats, count),
+        "tokens": int(counts.sum()),
+        "skipped_as_too_long": len(windows) - len(fitting),
+        "perplexity": perplexity(nats.sum().item(), int(counts.sum())),
     }
-    answers = answer_dialogues(model, tokenizer, records)
+    owners = torch.tensor([number for number, _ in fitting], dtype=torch.int64)
+    totals = torch.zeros(len(texts), 2, dtype=torch.float64).index_add_(0, owners, torch.stack([nats, counts], dim=1))
+    rows: list[dict[str, Any]] = [
+        {**_described(text), "perplexity": round(perplexity(*total), 4) if total[1] else None}
+        for text, total in zip(texts, totals.tolist(), strict=True)
+    ]
+    answers = answer_dialogues(model, tokenizer, texts)
+    for answer in answers:
+        rows[answer.number] |= {"expected": answer.expected, "output": answer.given}
     if answers:
         share = exact_answers(answers)
         interval = [round(100 * end, 2) for end in share.interval]
         exact = {"dialogues": share.total, "exact": share.count, "percent": round(100 * share.value, 2)}
         fields["exact_answers"] = {**exact, "interval_95": interval}
-    return {**fields, "samples": samples(model, tokenizer, records, answers)}
+    return {**fields, "predictions": rows, "samples": samples(model, tokenizer, records, answers)}
 
 
 def samples(
@@ -211,5 +236,6 @@ def language_evaluation(fields: Mapping[str, Any]) -> Evaluation:
     metrics, methods = {"perplexity": fields["perplexity"]}, {"perplexity": Method(fields["records"])}
     if "exact_answers" in fields:
         exact = fields["exact_answers"]
-        metrics["exact answers"], methods["exact answers"] = exact["percent"], Method(exact["dialogues"], "greedy")
+        metrics["exact answers"] = exact["percent"]
+        methods["exact answers"] = Method(exact["dialogues"], "greedy", interval=exact["interval_95"])
     return Evaluation(metrics, tuple(fields["samples"]), methods)

@@ -101,7 +101,17 @@ def ranking_fields(model: PretrainedReranker, tokenizer: Tokenizer, records: Seq
             metrics[name] = round(100 * float(np.mean([*map(metric, useful)])), 2)
     if known:
         metrics |= metrics_of_scores(logits, [gain for texts in documents.values() for gain in texts.values()])
-    return {"pairs": len(pairs), "queries": len(documents), "metrics": metrics, "samples": samples[:NUM_SAMPLES]}
+    rows_of_pairs = [
+        {"query": query, "document": text, "score": documents[query][text], "predicted": 1 / (1 + math.exp(-logit))}
+        for (query, text), logit in zip(pairs, logits.tolist(), strict=True)
+    ]
+    return {
+        "pairs": len(pairs),
+        "queries": len(documents),
+        "metrics": metrics,
+        "predictions": rows_of_pairs,
+        "samples": samples[:NUM_SAMPLES],
+    }
 
 
 def evaluate_reranking(model: PretrainedReranker, tokenizer: Tokenizer, records: Sequence[Record]) -> Evaluation:

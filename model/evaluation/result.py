@@ -1,6 +1,7 @@
 """Values of metrics, and the methods by which they were computed."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ class Method:
     examples: int  # number of texts, pairs or dialogues
     search: str | None = None  # such as "greedy"; None if the model generates nothing
     signature: str | None = None  # of sacreBLEU
+    interval: Sequence[float] | None = None  # of 95 %
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,13 @@ class Evaluation:
     samples: tuple[str, ...] = ()
     methods: Mapping[str, Method] = field(default_factory=dict)  # by the names of metrics
 
+    def name_of(self, option: str) -> str:
+        """Return the name of the metric of an option. The accuracy of any number of labels is the
+        share of exact matches.
+        """
+        name = option.replace("_f1", " F1")
+        return "exact match" if name == "accuracy" and name not in self.metrics else name
+
     def to_record(self, weights: str) -> dict[str, dict[str, Any]]:
         """Return each metric for the record of a run, given weights such as "epoch 7"."""
         return {
@@ -34,6 +43,29 @@ class Evaluation:
             }
             for name, value in self.metrics.items()
         }
+
+
+NUM_WORST = 5
+# Fields of predictions that tell how good one is, and True if the largest is the worst.
+_QUALITIES = {"probability": False, "chrF": False, "perplexity": True, "rank": True}
+
+
+def worst_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the worst predictions of a report, with shortened texts."""
+    quality = next((name for name in _QUALITIES if name in rows[0]), None)
+    if quality is None:  # scores of pairs, which say little alone
+        return []
+    known = [row for row in rows if row[quality] is not None]
+    worst = sorted(known, key=lambda row: row[quality], reverse=_QUALITIES[quality])[:NUM_WORST]
+    return [
+        {
+            name: value
+            if isinstance(value, int | float)
+            else shortened(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            for name, value in row.items()
+        }
+        for row in worst
+    ]
 
 
 def shortened(text: str, max_characters: int = 120) -> str:

@@ -74,12 +74,18 @@ def retrieval_fields(
             f"{shortened(pair.source, 60)} | {shortened(pair.target, 60)} | score {pair.score:g} | cosine {cosine:.2f}"
             for pair, cosine in zip(pairs[:NUM_SAMPLES], cosines, strict=False)
         ]
-        return {"pairs": len(pairs), "metrics": metrics_of_scores(cosines, scores), "samples": samples}
+        rows = [
+            {"source": pair.source, "target": pair.target, "score": pair.score, "cosine": cosine}
+            for pair, cosine in zip(pairs, cosines, strict=True)
+        ]
+        metrics = metrics_of_scores(cosines, scores)
+        return {"pairs": len(pairs), "metrics": metrics, "predictions": rows, "samples": samples}
     targets = list(dict.fromkeys(text for pair in pairs for text in texts_of(pair)[1:]))
     sources, candidates = (
         text_vectors(model, tokenizer, [pair.source for pair in pairs]),
         text_vectors(model, tokenizer, targets),
     )
+    nearest = [int((candidates @ vector).argmax()) for vector in sources]  # all scores at once may not fit in memory
     source_ranks = ranks(sources, candidates, pairs, targets)
     first = Share(sum(rank == 1 for rank in source_ranks), len(source_ranks))
     return {
@@ -89,6 +95,10 @@ def retrieval_fields(
         "interval_95": [round(100 * end, 2) for end in first.interval],
         "recall_at_10": round(100 * sum(rank <= 10 for rank in source_ranks) / len(source_ranks), 2),
         "mrr": round(100 * sum(1 / rank for rank in source_ranks) / len(source_ranks), 2),
+        "predictions": [
+            {"source": pair.source, "target": pair.target, "nearest": targets[best], "rank": rank}
+            for pair, best, rank in zip(pairs, nearest, source_ranks, strict=True)
+        ],
         "samples": _neighbours(sources[:NUM_SAMPLES] @ candidates.T, pairs, targets),
     }
 

@@ -3,6 +3,9 @@
 If a text has any number of labels, the loss is the binary cross-entropy of each label.
 """
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,18 +22,37 @@ def count_texts(batch: LabelledBatch, pad_id: int) -> int:
     return len(batch.labels)
 
 
-def label_loss(model: Classifier | PretrainedClassifier, batch: LabelledBatch, smoothing: float = 0.0) -> Tensor:
-    """Return the sum of the label-smoothed cross-entropies of a batch, in nats.
+def class_weights(texts: Mapping[str, int], total: int, *, multi_label: bool) -> Tensor:
+    """Return the weights with which all labels count equally, given the number of texts of each.
+
+    With one label for a text, their mean over the texts is 1. Otherwise, they weight the texts that
+    have the label, so that these count as much as those that do not.
+    """
+    counts = torch.tensor(list(texts.values()), dtype=torch.float32)
+    return (total - counts).clamp(min=1) / counts if multi_label else total / len(counts) / counts
+
+
+def label_loss(
+    model: Classifier | PretrainedClassifier,
+    batch: LabelledBatch,
+    smoothing: float = 0.0,
+    *,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Return the sum of the label-smoothed cross-entropies of a batch, in nats. `weights` are those
+    of the labels (C,), if there are any.
 
     With any number of labels, the sum is over texts and labels; with label smoothing, a target is
     `smoothing / 2` instead of 0, and `1 - smoothing / 2` instead of 1.
     """
     scores = model(batch.source, batch.source_lengths)  # (B, C)
+    if weights is not None:
+        weights = weights.to(scores.device)
     if model.config.multi_label:  # scores are logits
         targets = batch.labels * (1 - smoothing) + smoothing / 2
-        return functional.binary_cross_entropy_with_logits(scores, targets, reduction="sum")
+        return functional.binary_cross_entropy_with_logits(scores, targets, pos_weight=weights, reduction="sum")
     # Scores are log-probabilities, which softmax does not change.
-    return functional.cross_entropy(scores, batch.labels, label_smoothing=smoothing, reduction="sum")
+    return functional.cross_entropy(scores, batch.labels, weights, label_smoothing=smoothing, reduction="sum")
 
 
 def initialise(model: Classifier | PretrainedClassifier, examples: Examples) -> None:

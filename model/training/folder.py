@@ -97,16 +97,18 @@ class RunFolder:
         Args:
             facts: `epoch` and, if known, `validation_loss`.
             kept: number of last epochs whose weights stay in the folder.
-            averaged: number of last epochs whose weights are averaged, at most `kept`.
+            averaged: number of last epochs whose weights are averaged, at most `kept`; 0 leaves the
+                averaged checkpoint as it is.
         """
         self.epochs.mkdir(exist_ok=True)
         save_tensors(self.epochs / f"{facts['epoch']:04d}.safetensors", weights, facts)
         paths = sorted(self.epochs.glob("[0-9]*.safetensors"), key=lambda path: int(path.stem))
         for old in paths[:-kept]:
             old.unlink()
-        last = paths[-averaged:]
-        averaged_facts = {"epochs": [int(path.stem) for path in last]}
-        save_checkpoint(self.averaged, config, average(last), self.tokenizer, averaged_facts)
+        if averaged:
+            last = paths[-averaged:]
+            averaged_facts = {"epochs": [int(path.stem) for path in last]}
+            save_checkpoint(self.averaged, config, average(last), self.tokenizer, averaged_facts)
         if is_best:
             save_checkpoint(self.best, config, weights, self.tokenizer, facts)
 

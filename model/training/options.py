@@ -21,7 +21,7 @@ from sightline.model.config import Decoder
 from sightline.model.data.files import known_encoding
 from sightline.model.data.records import TaskName
 from sightline.model.training.recipe import LABEL_SMOOTHING, MAX_LENGTH_TOKENS, Size
-from sightline.model.training.train_config import Precision, TrainConfig
+from sightline.model.training.train_config import Metric, Precision, TrainConfig
 
 AUTO = "auto"
 TASK_KEY = "task"  # key of a configuration file that names its task
@@ -56,8 +56,8 @@ class TrainOptions(Options):
     size: Auto | Size = "auto"
     """size of the model (default: chosen from the data)"""
     from_: Annotated[str, Shown("CHECKPOINT")] = ""
-    """start from the weights of a run, or of a third-party checkpoint: a folder, OWNER/NAME of a
-    hub, or a name of the catalogue"""
+    """start from the weights of a run, or of a third-party checkpoint: a folder, a GGUF file,
+    OWNER/NAME of a hub, or a name of the catalogue"""
     tokenizer: Annotated[str, Shown("FILE")] = ""
     """use this tokenizer.json instead of training one"""
     vocab_size: Annotated[int, Ge(1), Le(2**20)] | Auto = "auto"
@@ -76,8 +76,8 @@ class TrainOptions(Options):
     """end the training after this time; 0: no limit; only updates and the validations between them
     count, not the check of the data, the tokenizer, the encoding and the last validation"""
     patience_epochs: Count | Auto = "auto"
-    """epochs without a lower dev loss after which the training ends (default: chosen from the
-    data)"""
+    """epochs without a lower dev loss, or a better value of another --metric, after which the
+    training ends (default: chosen from the data)"""
     evaluate_epochs: Count | Auto = "auto"
     """epochs from one validation on dev to the next (default: chosen from the data)"""
     average_last: Count | Auto = "auto"
@@ -135,7 +135,13 @@ class _TranslatorOptions(Options):
     targets of train"""
 
 
-class TranslationOptions(TrainOptions, _SideOptions, _TranslatorOptions):
+class _LoraOptions(Options):
+    lora: Annotated[Limit, Shown("RANK")] = TrainConfig.lora
+    """rank of low-rank updates (LoRA) that are trained instead of all weights of a third-party
+    checkpoint, which needs less memory, such as 16; 0: train all weights"""
+
+
+class TranslationOptions(TrainOptions, _SideOptions, _TranslatorOptions, _LoraOptions):
     """Train a model on pairs of source and target; run the same command again to resume."""
 
     task = "translation"
@@ -153,6 +159,11 @@ class _LabelOptions(Options):
     """column or field of the labels, likewise (default: label)"""
     multi_label: bool = False
     """a text has any number of labels instead of one"""
+    class_weights: bool = False
+    """let all labels count equally in the loss, also rare ones"""
+    metric: Metric = TrainConfig.metric
+    """value of dev that determines the best epoch, up to which weights are averaged, and the end of
+    the training; accuracy with --multi-label is that of all labels of a text"""
 
 
 class ClassificationOptions(TrainOptions, _LabelOptions, _TextOptions):
@@ -162,7 +173,7 @@ class ClassificationOptions(TrainOptions, _LabelOptions, _TextOptions):
     example = "data/messages.csv --run runs/messages"
 
 
-class LanguageModelOptions(TrainOptions, _TextOptions):
+class LanguageModelOptions(TrainOptions, _TextOptions, _LoraOptions):
     """Train a model on texts, or dialogues as chat APIs have them.
 
     Run the same command again to resume.

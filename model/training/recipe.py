@@ -18,7 +18,7 @@ from sightline.model.config import (
     TransformerConfig,
 )
 from sightline.model.data.records import TRUNCATED_TASKS, TaskName
-from sightline.model.training.train_config import TrainConfig
+from sightline.model.training.train_config import TrainConfig, goal_of
 
 if TYPE_CHECKING:
     from sightline.model.data.preparation import Facts
@@ -92,6 +92,7 @@ _START_LEARNING_RATES: Mapping[TaskName, float] = {
     "language-model": 3e-5,
     "translation": 5e-5,
 }
+_LORA_RATE = 10  # times the learning rate of all weights
 _START_UPDATES: Mapping[Start, float] = {"random": 1.0, "run": 0.3, "checkpoint": 0.9}  # of those from random weights
 _CHECKPOINT_EPOCHS, _CHECKPOINT_PATIENCE_VALIDATIONS = (2, 30), 3
 
@@ -265,14 +266,19 @@ def _choose_training(
         choose_value("peak_learning_rate", rate, f"learning rate {rate:g}, for a model of width {width}")
     else:
         rate = _START_LEARNING_RATES[task] if start == "checkpoint" else 3e-4
-        choose_value("peak_learning_rate", rate, f"learning rate {rate:g}, because the weights are trained already")
+        reason = "the weights are trained already"
+        if chosen.get("lora"):
+            rate, reason = _LORA_RATE * rate, "only low-rank updates of the weights are trained"
+        choose_value("peak_learning_rate", rate, f"learning rate {rate:g}, because {reason}")
     fits = total // updates_per_epoch // _VALIDATIONS
     evaluate = max(1, min(fits, round(_UPDATES_PER_VALIDATION / updates_per_epoch)))
     evaluate = choose_value("evaluate_epochs", evaluate, f"a validation every {_count(evaluate, 'epoch')}")
     patience = max(_PATIENCE_VALIDATIONS * evaluate, math.ceil(epochs / 2))
     if start == "checkpoint":
         patience = _CHECKPOINT_PATIENCE_VALIDATIONS * evaluate
-    choose_value("patience_epochs", patience, f"an end after {patience} epochs without a lower dev loss")
+    metric = chosen.get("metric", "loss")
+    better = f"{'lower' if metric == 'loss' else 'higher'} {goal_of(metric)}"
+    choose_value("patience_epochs", patience, f"an end after {patience} epochs without a {better}")
     averaged = _within(_AVERAGED, (_CLASSIFIER_AVERAGED_SHARE if is_new_classifier else _AVERAGED_SHARE) * epochs)
     choose_value("average_last", averaged, f"averaged weights of the last {_count(averaged, 'epoch')}")
     smoothing = LABEL_SMOOTHING.get(task, 0.0)

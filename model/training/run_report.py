@@ -24,9 +24,10 @@ from sightline.model.training.folder import RunFolder, read_log
 from sightline.model.training.run_record import TrainingRecord, differences, environment
 from sightline.model.training.state import Progress
 from sightline.model.training.task import Evaluation
-from sightline.model.training.train_config import TrainConfig
+from sightline.model.training.train_config import TrainConfig, goal_of
 
-BYTES_PER_PARAMETER = 16  # float32 weight, gradient and two moments of Adam
+BYTES_PER_PARAMETER = 4
+BYTES_PER_TRAINED = 12  # more: gradient and two moments of Adam
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class RunFacts:
     task: str
     model: ArchitectureConfig
     parameters: int
+    trained: int  # parameters that change
     examples: Mapping[str, int]  # by split
     steps: int  # updates of an epoch
     data_digest: str
@@ -55,6 +57,7 @@ class Report:
         self.display = Display(config.max_epochs)
         self._estimate, self._record = Estimate(), TrainingRecord(folder.record)
         self._metrics: Mapping[str, Any] = {}  # of the last evaluation, as fields of the record
+        self._superlative = "lowest" if config.metric == "loss" else "highest"
 
     def start(self, facts: RunFacts, progress: Progress, changes: Mapping[str, Any]) -> None:
         """Write that the training starts or resumes. `changes` are settings that the earlier part
@@ -77,12 +80,7 @@ class Report:
                     f"note: the run continues with {', '.join(others)}; its weights will differ in their last bits "
                     "from those of a run without this change"
                 )
-        fields = {
-            "task": facts.task,
-            "examples": facts.examples,
-            "data_digest": facts.data_digest,
-            **facts.details,
-        }
+        fields = {"task": facts.task, "examples": facts.examples, "data_digest": facts.data_digest, **facts.details}
         self._record.start(fields, start)
 
     def _describe(self, facts: RunFacts, progress: Progress) -> str:
@@ -90,12 +88,16 @@ class Report:
         limit = f" or {config.max_minutes:g} minutes" if config.max_minutes else ""
         length = f"{plural(config.max_epochs, 'epoch')} of {plural(facts.steps, 'step')}{limit}"
         has_estimate = facts.steps * config.max_epochs - progress.step > MEASURED_STEPS
+        parameters = f"{facts.parameters:,} parameters"
+        if facts.trained < facts.parameters:
+            parameters += f", of which {facts.trained:,} are trained"
+        num_bytes = facts.parameters * BYTES_PER_PARAMETER + facts.trained * BYTES_PER_TRAINED
         later = f"; the minutes expected follow after {MEASURED_STEPS + 1} steps" if has_estimate else ""
         return (
             f"training {facts.task} on {facts.examples['train']:,} examples, with {facts.examples['dev']:,} for "
-            f"validation: {architecture_of(facts.model)} model with {facts.parameters:,} parameters; at most {length}; "
+            f"validation: {architecture_of(facts.model)} model with {parameters}; at most {length}; "
             f"{config.precision} on {self._device.type}, threads: {torch.get_num_threads()}; weights and "
-            f"optimizer take {megabytes(facts.parameters * BYTES_PER_PARAMETER)}{later}"
+            f"optimizer take {megabytes(num_bytes)}{later}"
         )
 
     def already_finished(self, reason: str) -> None:
@@ -138,15 +140,19 @@ class Report:
             self._estimate.validation_seconds = validation_seconds
         row: dict[str, Any] = {"epoch": epoch, "step": progress.step, "train_loss": round(progress.train_loss, 4)}
         texts = [f"train loss {progress.train_loss:.4f}"]
+        best = f" ({self._superlative})" if progress.best_epoch == epoch else ""
         if validation_loss is not None:
             row["validation_loss"] = round(validation_loss, 4)
-            texts.append(f"dev loss {validation_loss:.4f}{' (lowest)' if progress.best_epoch == epoch else ''}")
+            texts.append(f"dev loss {validation_loss:.4f}{best if self._config.metric == 'loss' else ''}")
         row["seconds"] = round(progress.epoch_seconds, 1)
         metrics = evaluation.metrics if evaluation is not None else {}
         if evaluation is not None and metrics:
             self._metrics = evaluation.to_record(f"epoch {epoch}")
             row["metrics"] = {name: round(value, 4) for name, value in metrics.items()}
-            texts += [f"{name} {value:.2f}" for name, value in metrics.items()]
+            texts += [
+                f"{name} {value:.2f}{best if name == evaluation.name_of(self._config.metric) else ''}"
+                for name, value in metrics.items()
+            ]
         if not is_whole:
             row["is_whole"] = False
         self._folder.add_to_log(row)
@@ -168,7 +174,10 @@ class Report:
         self._record.end(reason, result, self._metrics)
         if checkpoints:
             is_falling = bool(rows) and max(rows) == progress.best_epoch > 1
-            falling = ", but the dev loss was still decreasing: train longer" if is_falling else ""
+            goal, is_loss = goal_of(self._config.metric), self._config.metric == "loss"
+            change = "decreasing" if is_loss else "increasing"
+            falling = f", but the {goal} was still {change}: train longer" if is_falling else ""
+            best = f"{progress.best_loss:.4f}" if is_loss else f"{progress.best_metric:.2f}"
             if progress.step < self._config.warmup_steps:
                 self.display.line(
                     f"warning: the training ended after {progress.step:,} updates, before the end of the warm-up of "
@@ -176,6 +185,6 @@ class Report:
                     "--warmup-steps"
                 )
             self.display.line(
-                f"finished: {reason}{falling}; lowest dev loss {progress.best_loss:.4f} in epoch "
+                f"finished: {reason}{falling}; {self._superlative} {goal} {best} in epoch "
                 f"{progress.best_epoch}; checkpoints: {' and '.join(map(str, checkpoints))}"
             )

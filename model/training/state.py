@@ -22,7 +22,8 @@ class Progress:
 
     epoch: int = 0  # epochs finished
     step: int = 0  # updates made
-    best_loss: float = float("inf")  # validation loss in nats, averaged over `Task.count`
+    best_loss: float = float("inf")  # validation loss of `best_epoch` in nats, averaged over `Task.count`
+    best_metric: float = float("-inf")  # value of `TrainConfig.metric`, if it is not the loss
     best_epoch: int = 0
     validated_step: int = 0  # updates made before the last validation
     batch: int = 0  # batches of the current epoch that are done; 0 between two epochs

@@ -20,6 +20,7 @@ from sightline.model.config_fields import (
 )
 
 Precision = Literal["float32", "bfloat16"]
+Metric = Literal["loss", "accuracy", "macro_f1"]
 # Settings that may change when a run is resumed: none of them changes what an update does. The
 # learning rate depends on the number of the update, not on the length of the run.
 CHANGEABLE = frozenset(
@@ -61,6 +62,8 @@ class TrainConfig:
     checkpoint_minutes: Minutes = 4.0  # minutes between checkpoints within an epoch; 0 means none
     checkpoint_steps: Limit = 0  # updates between checkpoints within an epoch; 0 means none
     threads: Limit = 0  # threads of PyTorch on the CPU; 0 means its default
+    lora: Limit = 0  # rank of the low-rank updates that are trained instead of the weights; 0 means none
+    metric: Metric = "loss"  # value of dev that determines the best epoch
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -69,6 +72,11 @@ class TrainConfig:
                 f"max_length_tokens must be at most batch_tokens ({self.batch_tokens}), got {self.max_length_tokens}: "
                 "the longest example must fit into a batch; increase batch_tokens, or decrease max_length_tokens"
             )
+
+
+def goal_of(metric: str) -> str:
+    """Return the name of the value of dev that determines the best epoch."""
+    return "dev loss" if metric == "loss" else f"{metric.replace('_f1', ' F1')} of dev"
 
 
 # Settings that earlier versions wrote.

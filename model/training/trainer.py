@@ -22,6 +22,7 @@ from torch import nn
 
 from sightline.base.errors import Interrupted, UsageError
 from sightline.model.architectures.factory import build_model
+from sightline.model.architectures.pretrained import PretrainedModel
 from sightline.model.checkpoint import load_metadata, one_line, replace_text
 from sightline.model.config import ArchitectureConfig, model_config_to_json, read_model_config
 from sightline.model.data.batches import bucket
@@ -38,6 +39,7 @@ from sightline.model.training.train_config import (
     CHANGEABLE,
     TrainConfig,
     changed_settings,
+    goal_of,
     read_train_config,
     train_config_to_json,
 )
@@ -119,8 +121,12 @@ class Trainer:
                     initialise(self.model)
                 elif task.initialise is not None:
                     task.initialise(self.model, data.train)
+            if config.lora:
+                assert isinstance(self.model, PretrainedModel), "the command has checked it"
+                self.model.add_adapters(config.lora)
             self.model.to(self.device)
-            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            self.optimizer = torch.optim.Adam(trained, lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
             if is_resumed:
                 self._load_state()
             self._report = Report(self.folder, config, self.device, self._flags)
@@ -342,7 +348,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Train until `max_epochs`, `max_minutes`, or `patience_epochs` epochs without a lower
-        validation loss.
+        validation loss, or without a better value of another `metric`.
 
         Raises:
             Interrupted: SIGINT or SIGTERM arrived; the state is saved.
@@ -387,6 +393,7 @@ class Trainer:
             task=self.task.name,
             model=self.model_config,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            trained=sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad),
             examples={"train": len(self.train_examples), "dev": len(self.dev_examples)},
             steps=math.ceil(len(self._buckets(self.train_examples, self.progress.epoch + 1)) / self.config.accumulate),
             data_digest=self._digest,
@@ -413,7 +420,8 @@ class Trainer:
             return f"{plural(progress.epoch, 'epoch')} done"
         waited = progress.epoch - progress.best_epoch
         if progress.validated_step == progress.step and waited >= config.patience_epochs:
-            return f"the dev loss has not decreased for {plural(waited, 'epoch')}"
+            change = "decreased" if config.metric == "loss" else "increased"
+            return f"the {goal_of(config.metric)} has not {change} for {plural(waited, 'epoch')}"
         return f"{config.max_minutes:g} minutes used" if self._is_out_of_time() else ""
 
     def _finish_epoch(self, is_whole: bool) -> None:
@@ -434,15 +442,20 @@ class Trainer:
             progress.validated_step = progress.step
         self.observe(epoch)
         seconds = time.monotonic() - started
-        is_best = loss is not None and loss < progress.best_loss
+        is_best, metric = loss is not None and loss < progress.best_loss, progress.best_metric
+        if evaluation is not None and self.config.metric != "loss":
+            metric = evaluation.metrics.get(evaluation.name_of(self.config.metric), 0.0)
+            is_best = metric > progress.best_metric
         facts = {"epoch": epoch} if loss is None else {"epoch": epoch, "validation_loss": loss}
         kept = self.config.average_last
         # A run that ends early averages the same share of its epochs.
         averaged = math.ceil(kept * epoch / self.config.max_epochs)
-        weights = self.model.state_dict()
+        if not is_best and (self.config.metric != "loss" or isinstance(self.model, PretrainedModel)):
+            averaged = 0  # the averaged weights end with the best epoch
+        weights = self.model.merged_weights() if self.config.lora else self.model.state_dict()
         self.folder.write_epoch(self.model_config, weights, facts, kept=kept, averaged=averaged, is_best=is_best)
         if loss is not None and is_best:
-            progress.best_loss, progress.best_epoch = loss, epoch
+            progress.best_loss, progress.best_metric, progress.best_epoch = loss, metric, epoch
         self._add_time()
         self._report.epoch(epoch, progress, loss, evaluation, seconds, is_whole)
         if is_whole:

@@ -10,10 +10,12 @@ LIBRARIES = {
     "onnxruntime": ("ONNX Runtime", ""),
     "huggingface_hub": ("huggingface_hub", "import"),
     "ray": ("Ray", "ray"),
+    "peft": ("PEFT", "train"),
     "sacrebleu": ("sacreBLEU", "train"),
     "sacremoses": ("Sacremoses", "train"),
     "safetensors": ("safetensors", "train"),
     "torch": ("PyTorch", "train"),
+    "transformers": ("Transformers", "train"),
 }
 
 

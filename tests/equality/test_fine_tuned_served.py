@@ -65,7 +65,7 @@ TASKS = {
     "several": ("encoder", "classification", "--multi-label"),
     "vectors": ("encoder", "encoder"),
     "ranks": ("encoder", "reranking"),
-    "plain": ("renamed decoder", "language-model"),
+    "plain": ("renamed decoder", "language-model", "--lora", "4"),
     "chat": ("decoder", "language-model"),
     "calls": (
         *("calling decoder", "language-model", "--epochs", "30", "--evaluate-epochs", "30"),
@@ -150,7 +150,7 @@ async def test_a_reranker_is_served_with_its_scores(
     ranked = await ask(client, "/rerank?model=ranks", query="word1 word2", texts=["word3", "word2"])
     assert {one["index"]: one["score"] for one in ranked}[0] == pytest.approx(expected, abs=1e-5)
     assert main(["evaluate", str(folder / "runs" / "ranks")]) == 0
-    assert '"nDCG@10"' in capsys.readouterr().out
+    assert "nDCG@10 " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["plain", "chat"])
@@ -190,7 +190,7 @@ async def test_a_translator_generates_the_same_tokens(
     )[0, 1:]
     assert expected == generated.tolist()
     assert main(["evaluate", str(folder / "runs" / name), "--num-beams", "2"]) == 0
-    assert json.loads(capsys.readouterr().out)["sentences"] > 0
+    assert "\nBLEU " in capsys.readouterr().out
     manifest = read_manifest(folder / "bundles" / name)
     assert manifest.languages is not None and manifest.training_unit == "sentence"
     assert ("en" in manifest.languages.sources, manifest.languages.target) == (True, "de")

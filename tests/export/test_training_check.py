@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 from tokenizers import Regex, normalizers
+from transformers import LlamaForCausalLM
 
 from sightline.__main__ import main as sightline
 from sightline.base.memory import bounded_memory
+from sightline.export import training_check
 from sightline.export.training_check import main
 from sightline.model.data.chat_format import CHAT_TEMPLATE
 from sightline.model.data.records import TaskName
 from sightline.model.data.samples import write_sample
 from tests.export.hostile import Change
+from tests.export.test_gguf import MODELS, write_gguf
 from tests.export.test_hostile import HUGE, REPLACEMENTS, TOO_SHORT, WRONG_INDICES, write_rules
-from tests.model.pretrained_folders import TEMPLATE, byte_tokenizer, write_decoder, write_encoder
+from tests.model.pretrained_folders import TEMPLATE, byte_tokenizer, check_here, write_decoder, write_encoder
 from tests.support.tables import read_table
 
 Check = Callable[..., str]
@@ -193,3 +196,23 @@ def test_a_tokenizer_that_fails_only_for_the_data_is_one_line(
     assert sightline(list(map(str, words))) == 2  # after the check
     error = capsys.readouterr().err
     assert error.startswith("error: the tokenizer fails for a text of the data: ") and error.count("\n") == 1
+
+
+def test_a_gguf_file_is_converted_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training_check, "run_limited", check_here)
+    file = write_gguf(tmp_path / "model.gguf", LlamaForCausalLM(MODELS["llama"]))
+    data = tmp_path / "texts.txt"
+    data.write_text("".join(f"There are {number} birds.\n" for number in range(20)), encoding="utf-8")
+    words = ["train", "language-model", data, "--from", file, "--epochs", "1", "--threads", "1", "--run"]
+    assert sightline([*map(str, words), str(tmp_path / "run")]) == 0
+    assert f"starts from the weights of {file} (llama)\n" in capfd.readouterr().err
+    assert (tmp_path / "run" / "averaged" / "model.safetensors").is_file()
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(SystemExit, match="2"):
+        sightline([*map(str, words), str(tmp_path / "other")])
+    assert f"error: {file} is not a supported GGUF file: its header is" in capfd.readouterr().err
+    missing = tmp_path / "none.gguf"
+    assert sightline([*map(str, words[:4]), str(missing), "--run", str(tmp_path / "other")]) == 2
+    assert f"error: missing file {missing}; name a GGUF file" in capfd.readouterr().err

@@ -11,6 +11,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from sightline.__main__ import main
 from sightline.export import training_check
@@ -23,7 +25,7 @@ from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.evaluation import bleu
 from sightline.model.training.start import OWN_TASKS
 from sightline.model.training.train_config import read_train_config
-from tests.model.pretrained_folders import check_here
+from tests.model.pretrained_folders import TEMPLATE, check_here, write_decoder
 
 SMALL = ("--epochs", "1", "--vocab-size", "300", "--threads", "1")
 LABELLED = [{"text": f"word {index}", "label": "ab"[index % 2]} for index in range(20)]
@@ -101,14 +103,18 @@ def test_the_record_gets_the_metrics_of_a_whole_evaluation_on_the_test_data_of_t
 ) -> None:
     path = tmp_path / "report.json"
     assert main(["evaluate", str(runs / task), "--num-beams", "2", "--json", str(path)]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(path.read_text(encoding="utf-8"))
     assert (report["task"], report["data"], report["split"]) == (task, "test.jsonl", "test")
-    assert json.loads(path.read_text(encoding="utf-8"))["task"] == task
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:3] == ["evaluated on test.jsonl", "", printed[2]]
+    assert printed[2].split() == ["metric", "value", "95", "%", "interval", "examples"]
     record = json.loads((runs / task / "record.json").read_text(encoding="utf-8"))
     metrics = record["metrics"]["test"]
     assert record["metrics"]["dev"]
-    for metric in metrics.values():
+    for (name, metric), line in zip(metrics.items(), printed[3:], strict=False):
         assert (metric["examples"], metric["weights"]) == (20, "averaged")
+        low, high = metric["interval"] or (0, 0)
+        assert line.startswith(name) and line.endswith(f"{low:.2f} to {high:.2f}        20" if high else " 20")
     if task == "translation":
         for name in ("BLEU", "chrF"):
             score = report[name.lower()]
@@ -129,8 +135,12 @@ def test_the_record_gets_the_metrics_of_a_whole_evaluation_on_the_test_data_of_t
 
 def test_a_file_is_evaluated_as_a_whole(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "mine.jsonl", {"text": "Where is my parcel?", "label": "delivery"})
-    assert main(["evaluate", str(runs / "classification"), str(path)]) == 0
-    assert json.loads(capsys.readouterr().out)["sentences"] == 1
+    assert (
+        main(["evaluate", str(runs / "classification"), str(path), "--predictions", str(tmp_path / "out.jsonl")]) == 0
+    )
+    assert capsys.readouterr().out.startswith("evaluated on mine.jsonl\n")
+    (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines())
+    assert row.keys() == {"text", "expected", "predicted", "probability"} and row["expected"] == "delivery"
 
 
 def test_the_summary_and_the_reasons_are_printed_before_the_training(
@@ -223,6 +233,7 @@ def test_the_record_gets_the_metrics_of_a_named_split(
         "examples": 2,
         "search": "greedy",
         "signature": scores["bleu"]["signature"],
+        "interval": None,
     }
     assert metrics["chrF"]["value"] == round(scores["chrf"]["value"], 2)
 
@@ -290,8 +301,8 @@ def test_the_evaluation_of_a_divided_file_leaves_out_the_records_of_the_training
     assert main(["train", "classification", str(file), "--run", str(run), *SMALL, "--warmup-steps", "50"]) == 0
     assert "before the end of the warm-up of 50, and has learned little" in capsys.readouterr().err
     for arguments in (["evaluate", str(run)], ["evaluate", str(run), str(file)]):
-        assert main(arguments) == 0
-        report = json.loads(capsys.readouterr().out)
+        assert main([*arguments, "--json", str(tmp_path / "report.json")]) == 0
+        report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
         assert report["split"] == "dev" and report["sentences"] < len(LABELLED) / 2
     assert "test" not in json.loads((run / "record.json").read_text(encoding="utf-8"))["metrics"]
     write(file, *LABELLED, *HELD_OUT)
@@ -299,7 +310,7 @@ def test_the_evaluation_of_a_divided_file_leaves_out_the_records_of_the_training
     assert f"{file} has changed since the training" in capsys.readouterr().err
     other = write(tmp_path / "other.jsonl", *HELD_OUT)
     assert main(["evaluate", str(run), str(other)]) == 0
-    assert json.loads(capsys.readouterr().out)["split"] == "test"
+    assert capsys.readouterr().out.startswith("evaluated on other.jsonl\n")
 
 
 @pytest.mark.usefixtures("no_child")
@@ -311,6 +322,27 @@ def test_a_run_is_fine_tuned(data: Path, runs: Path, tmp_path: Path, capsys: pyt
     assert read_train_config(run / "train.json").peak_learning_rate == 3e-4
     assert main([*arguments, "--run", str(tmp_path / "other"), "--size", "base"]) == 2
     assert "--size cannot be combined with --from" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_child")
+def test_a_resumed_training_of_low_rank_updates_gives_the_same_weights(
+    data: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_decoder(tmp_path / "from", template=TEMPLATE)
+    texts = write(tmp_path / "texts.jsonl", *({"text": f"There are {number}."} for number in range(20)))
+    command = ["train", "language-model", str(texts), "--threads", "1", "--warmup-steps", "2", "--lora", "4"]
+    command += ["--average-last", "2", "--patience-epochs", "9", "--run"]
+    assert main([*command, str(tmp_path / "new")]) == 2
+    assert "--lora needs --from with a third-party checkpoint; add it, or omit --lora" in capsys.readouterr().err
+    command[-1:] = ["--from", str(tmp_path / "from"), "--run"]
+    for run, epochs in (("whole", "2"), ("broken", "1"), ("broken", "2")):
+        assert main([*command, str(tmp_path / run), "--epochs", epochs]) == 0
+        assert re.search(r"with ([\d,]+) parameters, of which [\d,]+ are trained", capsys.readouterr().err)
+    whole, broken = (load_file(tmp_path / run / "epochs" / "0002.safetensors") for run in ("whole", "broken"))
+    before = load_file(tmp_path / "from" / "model.safetensors")
+    assert whole.keys() == broken.keys() == before.keys()
+    assert all(torch.equal(whole[name], broken[name]) for name in whole)
+    assert 0 < max((whole[name] - before[name]).abs().max().item() for name in whole) < 0.1
 
 
 def test_a_file_of_options_is_overridden_and_stored(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
+from sightline.model.architectures.factory import build_model
 from sightline.model.config import Pooling
 from sightline.model.data.batches import pad
 from sightline.model.training.loss import generator_cross_entropy
@@ -133,6 +134,33 @@ def test_pooling_ignores_padding(pooling: Pooling, expected: Any, tmp_path: Path
         for row, length in enumerate(LENGTHS):
             hidden = reference(input_ids=IDS[row : row + 1, :length]).last_hidden_state[0]
             assert_close(embedded[row], expected(hidden), rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3-softcap", "gpt-neox", "m2m100", "t5"])
+def test_merged_weights_compute_what_the_adapters_do(name: str, tmp_path: Path) -> None:
+    is_decoder = name in DECODERS
+    (write_decoder if is_decoder else write_translator)(tmp_path / "from", name)
+    start, model = begin(tmp_path / "from", "language-model" if is_decoder else "translation", pair=("en", "de"))
+
+    def outputs(model: Any) -> Tensor:
+        with torch.no_grad():
+            if is_decoder:
+                return torch.as_tensor(model(IDS))
+            ids = IDS % 30 + 4
+            return torch.as_tensor(model.logits(model.decode(ids, model.encode(ids, LENGTHS)[0], LENGTHS)[0]))
+
+    before, weights = outputs(model), dict(model.state_dict())
+    model.add_adapters(4)
+    assert torch.equal(outputs(model), before)
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    for parameter in trained.values():
+        parameter.data.normal_(0, 0.05, generator=torch.Generator().manual_seed(0))
+    assert all("lora" in name for name in trained)
+    plain = build_model(start.config).eval()
+    plain.load_state_dict(model.merged_weights())
+    assert plain.state_dict().keys() == weights.keys()
+    assert_close(outputs(plain), outputs(model), rtol=1e-4, atol=1e-4)
+    assert (outputs(plain) - before).abs().max() > 0.01
 
 
 def test_dropout_has_the_probability_of_the_configuration(tmp_path: Path) -> None:

@@ -248,11 +248,10 @@ def test_special_tokens_are_variables_of_the_template(tokenizer: Tokenizer) -> N
 def test_records_are_encoded(tokenizer: Tokenizer) -> None:
     config = PretrainedConfig(211, task="language-model", chat={"program": TEMPLATE}, eos_id=2)
     text, dialogue = encode_records(config, tokenizer, [TextRecord("ab"), RECORD])
-    assert text == ([*tokenizer.encode("ab").ids, 2], [0, 1, 1])
+    assert text == [([*tokenizer.encode("ab").ids, 2], [0, 1, 1])]
     assert encode_records(config, tokenizer, [TextRecord("abc")], 3) == [
-        (text[0][:2] + tokenizer.encode("c").ids, [0, 1, 1]),
-        ([*tokenizer.encode("c").ids, 2], [0, 1]),
+        [([*text[0][0][:2], *tokenizer.encode("c").ids], [0, 1, 1]), ([*tokenizer.encode("c").ids, 2], [0, 1])]
     ]
-    assert [dialogue] == encoder(TEMPLATE, tokenizer).encode(RECORD)
+    assert dialogue == encoder(TEMPLATE, tokenizer).encode(RECORD)
     with pytest.raises(UsageError, match="no chat template for dialogues"):
         encode_records(dataclasses.replace(config, chat={}), tokenizer, [RECORD])

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -12,12 +13,19 @@ from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.factory import build_model
 from sightline.model.config import CausalConfig
 from sightline.model.data.chat_format import CHAT_TOKENS, IM_END
+from sightline.model.data.chat_template import encode_records
 from sightline.model.data.encoding import encode, encode_prompt
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord
 from sightline.model.data.tokenizer_training import decode_ids, special_id, train_tokenizer
 from sightline.model.decoding.reference import greedy, pytorch_steps
 from sightline.model.evaluation import language
-from sightline.model.evaluation.language import answer_dialogues, evaluate_language, likelihood, perplexity
+from sightline.model.evaluation.language import (
+    answer_dialogues,
+    evaluate_language,
+    language_fields,
+    likelihoods,
+    perplexity,
+)
 from tests.model.pretrained_folders import LINES, TEMPLATE, begin, write_decoder
 
 QUESTIONS = ("How are you?", "Where is the dog?", "And the cat?")
@@ -64,7 +72,7 @@ def test_a_long_text_is_read_in_windows(model: CausalModel, tokenizer: Tokenizer
     length = len(encode(tokenizer, [TextRecord(text)])[0][0])
     assert length > 2 * model.config.max_positions
     windows = encode(tokenizer, [TextRecord(text)], max_length_tokens=model.config.max_positions)
-    assert likelihood(model, windows)[1] == length - 1
+    assert likelihoods(model, windows)[1].sum() == length - 1
     assert list(evaluate_language(model, tokenizer, [TextRecord(text)]).metrics) == ["perplexity"]
 
 
@@ -128,6 +136,23 @@ def test_text_after_the_end_token_is_no_part_of_a_reply(
     monkeypatch.setattr(language, "continue_greedily", perfect)
     records = [dialogue("How are you?", "Fine."), dialogue("x", "y")]
     assert evaluate_language(model, start.tokenizer, records).metrics["exact answers"] == 50
+
+
+def test_predictions_belong_to_their_records_although_one_gives_several_examples(tmp_path: Path) -> None:
+    write_decoder(tmp_path / "from", template=TEMPLATE)
+    start, _ = begin(tmp_path / "from", "language-model")
+    model: Any = build_model(start.config).eval()
+    too_long = dialogue("x", "y", "c", "d")  # it is divided
+    records: list[TextRecord | DialogueRecord] = [too_long, TextRecord("A man sleeps."), dialogue("x", "y")]
+    parts = encode_records(model.config, start.tokenizer, records, model.config.max_positions)
+    assert [len(examples) for examples in parts] == [2, 1, 1]
+    rows = language_fields(model, start.tokenizer, records)["predictions"]
+    assert json.loads(json.dumps(rows)) == rows and rows[1]["text"] == "A man sleeps."
+    assert rows[2]["messages"] == [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    for examples, row in zip(parts, rows, strict=True):
+        nats, counts = likelihoods(model, examples)
+        assert row["perplexity"] == pytest.approx(perplexity(nats.sum().item(), int(counts.sum())), abs=1e-3)
+    assert [("expected" in row) for row in rows] == [False, False, True]
 
 
 def test_dialogues_that_do_not_fit_are_skipped(model: CausalModel, tokenizer: Tokenizer) -> None:

@@ -9,15 +9,16 @@ import torch
 from safetensors.torch import load_file
 
 from sightline.model.architectures.classifier import Classifier
-from sightline.model.checkpoint import load_model
+from sightline.model.checkpoint import load_metadata, load_model
 from sightline.model.config import ArchitectureConfig, ClassifierConfig
 from sightline.model.data.batches import bucket, make_labelled_batch
 from sightline.model.data.corpus import open_held_out
 from sightline.model.data.examples import Example, MemoryExamples
 from sightline.model.data.formats import Reading
 from sightline.model.evaluation.evaluate import evaluate_model
-from sightline.model.training.classification import CLASSIFICATION, label_loss
-from sightline.model.training.train_config import TrainConfig
+from sightline.model.evaluation.result import Evaluation
+from sightline.model.training.classification import CLASSIFICATION, class_weights, label_loss
+from sightline.model.training.train_config import Metric, TrainConfig, goal_of
 from sightline.model.training.trainer import Trainer
 from tests.model.training.toys import read_corpus
 
@@ -102,6 +103,42 @@ def test_smoothing_moves_a_share_of_each_target_to_every_label(tmp_path: Path, r
     torch.testing.assert_close(label_loss(model, batch, 0.2), expected)
 
 
+def test_with_class_weights_each_label_has_the_same_share_of_the_loss(tmp_path: Path, reviews: Path) -> None:
+    trainer = make_trainer(tmp_path / "run", reviews)
+    batch = next(trainer.batches(trainer.train_examples, epoch=1))
+    texts = torch.bincount(batch.labels, minlength=2)
+    weights = class_weights(dict(zip("ab", texts.tolist(), strict=True)), len(batch.labels), multi_label=False)
+    torch.testing.assert_close(weights * texts, torch.full((2,), len(batch.labels) / 2))
+    model = trainer.model.eval()
+    own = model(batch.source, batch.source_lengths).gather(1, batch.labels.unsqueeze(1)).squeeze(1)
+    expected = -sum(weights[label] * cost for label, cost in zip(batch.labels, own, strict=True))
+    torch.testing.assert_close(label_loss(model, batch, weights=weights), expected)
+
+
+@pytest.mark.parametrize(
+    ("option", "name"), [("macro_f1", "macro F1"), ("accuracy", "accuracy"), ("accuracy", "exact match")]
+)
+def test_a_metric_determines_the_best_epoch_the_averaged_weights_and_the_end(
+    option: Metric,
+    name: str,
+    tmp_path: Path,
+    reviews: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, values = tmp_path / "run", [50.0, 60.0, 55.0, 60.0, 58.0, 70.0]
+    monkeypatch.setattr(Trainer, "evaluate", lambda self: Evaluation({name: values[self.progress.epoch], "other": 99}))
+    config = dataclasses.replace(TOY, max_epochs=5, patience_epochs=3, metric=option)
+    for epochs in (3, 6):  # the best value is part of the state
+        train(run, reviews, dataclasses.replace(config, max_epochs=epochs))
+    assert load_metadata(run / "best" / "weights.safetensors")["epoch"] == 2
+    assert load_metadata(run / "averaged" / "weights.safetensors")["epochs"] == [1, 2]
+    assert json.loads((run / "record.json").read_text(encoding="utf-8"))["result"]["epoch"] == 5
+    printed, goal = capsys.readouterr().err, goal_of(option)
+    assert f"finished: the {goal} has not increased for 3 epochs; highest {goal} 60.00 in epoch 2" in printed
+    assert printed.count("(highest)") == 2 and f"{name} 60.00 (highest), other" in printed and "(lowest)" not in printed
+
+
 # Any number of labels
 
 SEVERAL = ClassifierConfig(
@@ -136,6 +173,16 @@ def test_the_loss_of_several_labels_equals_a_loop_over_texts_and_labels(model: C
     assert label_loss(model, make_labelled_batch(WITH_SEVERAL, SEVERAL), smoothing).item() == pytest.approx(
         expected, rel=1e-5
     )
+
+
+def test_class_weights_of_several_labels_weight_the_texts_that_have_them(model: Classifier) -> None:
+    weights = class_weights({"a": 1, "b": 1, "c": 2}, 3, multi_label=True)
+    assert weights.tolist() == [2, 2, 0.5]
+    batch, expected = make_labelled_batch(WITH_SEVERAL, SEVERAL), torch.zeros(())
+    for row, scores in zip(batch.labels, model(batch.source, batch.source_lengths), strict=True):
+        for has, score, weight in zip(row, scores, weights, strict=True):
+            expected -= weight * score.sigmoid().log() if has else (-score).sigmoid().log()
+    torch.testing.assert_close(label_loss(model, batch, weights=weights), expected)
 
 
 def test_the_loss_of_several_labels_is_the_sum_over_the_texts_of_a_batch(model: Classifier) -> None:

@@ -11,7 +11,7 @@ from sightline.model.data.encoding import encode
 from sightline.model.data.examples import Example, MemoryExamples
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord
 from sightline.model.data.tokenizer_training import train_tokenizer
-from sightline.model.evaluation.language import likelihood
+from sightline.model.evaluation.language import likelihoods
 from sightline.model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
 
 CONFIG = CausalConfig(400, d_model=16, num_heads=2, d_ff=16, layers=1, dropout=0.0, max_positions=128)
@@ -91,7 +91,7 @@ def test_only_hidden_states_before_tokens_with_loss_have_gradients(
 
 def test_the_likelihood_of_the_evaluation_is_the_validation_loss(model: CausalModel, examples: list[Example]) -> None:
     batch = make_batch(examples, CONFIG)
-    nats, count = likelihood(model, examples)
+    nats, count = (one.sum().item() for one in likelihoods(model, examples))
     assert nats == pytest.approx(LANGUAGE_MODEL.validation_loss(model, batch).item(), rel=1e-5)
     assert count == LANGUAGE_MODEL.count(batch, CONFIG.pad_id)
 
