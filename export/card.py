@@ -20,6 +20,7 @@ PIPELINE_TAGS = {
     "language-model": "text-generation",
     "encoder": "sentence-similarity",
     "reranking": "text-ranking",
+    "tagging": "token-classification",
 }
 
 
@@ -65,7 +66,9 @@ def _front_matter(manifest: Manifest, record: RunRecord) -> str:
 
 def _facts(manifest: Manifest, record: RunRecord) -> list[tuple[str, str]]:
     limits, languages = manifest.limits, manifest.languages
-    kind = {"independent": "any number for a text"}.get(manifest.label_kind, "one for a text")
+    kind = {"independent": "any number for a text", "tokens": "one for a token"}.get(
+        manifest.label_kind, "one for a text"
+    )
     sizes = f"{limits.max_source_tokens:,} tokens of input"
     if manifest.is_decoder_only:
         sizes = f"{limits.max_target_tokens:,} tokens, prompt and generated tokens together"

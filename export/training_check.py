@@ -34,6 +34,7 @@ _KINDS: Mapping[TaskName, str] = {
     "language-model": "a decoder",
     "encoder": "an encoder",
     "reranking": "an encoder",
+    "tagging": "an encoder",
 }
 _GENERATION, _TOKENIZER_CONFIG, _TEMPLATE = "generation_config.json", "tokenizer_config.json", "chat_template.jinja"
 _POOLING_MODES = {"mean": "mean", "first": "cls", "last": "lasttoken", "max": "max"}
@@ -117,7 +118,7 @@ def check(path: Path, parts: str = "", task: str = "", template: str = "null", l
     elif parts:
         from sightline.model.training.start import start_from
 
-        labels = ("", "x") if task == "classification" else ()  # any two; they do not change what is read
+        labels = ("", "x") if task in ("classification", "tagging") else ()  # any two; they do not change what is read
         file, size = path / TOKENIZER, start_from(path, task, labels).config.vocab_size
     tokenizer = read_served_tokenizer(file)
     check_texts(tokenizer, size or len(tokenizer))
@@ -167,7 +168,7 @@ def write_parts(
         tokenizer, targets = (source.tokenizers[name] for name in (source.source_tokenizer, source.target_tokenizer))
         positions, prefix, chat = source.limits.max_source_tokens, source.tokens.start_ids[1:], source.chat
         separator = model.encoder.embedding.type_separator if model.encoder is not None else None
-        if task in ("classification", "reranking"):
+        if task in ("classification", "reranking", "tagging"):
             positions = min(model.max_positions, read_tokenizer_limit(folder.json) or model.max_positions)
         if task == "encoder":
             texts |= _sentence_files(embedding.pooling if embedding else "mean", positions, texts)
@@ -220,7 +221,7 @@ def _labels(model: Any, task: str) -> tuple[str, ...]:
     kind = "" if model.head is None else model.head.label_kind
     if task == "reranking":
         return (RELEVANCE,) if kind == "score" else ()
-    return model.labels if kind and len(model.labels) > 1 else ()
+    return model.labels if len(model.labels) > 1 and (kind == "tokens") == (task == "tagging") else ()
 
 
 def _config(**fields: Any) -> PretrainedConfig:

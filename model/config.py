@@ -147,6 +147,11 @@ class ClassifierConfig(EncoderOnlyConfig):
 
 
 @dataclass(frozen=True)
+class TaggerConfig(ClassifierConfig):
+    """Configuration of a Transformer encoder that labels each token."""
+
+
+@dataclass(frozen=True)
 class CausalConfig(StackConfig):
     """Configuration of a decoder-only Transformer, which continues a text."""
 
@@ -218,7 +223,7 @@ class RecurrentConfig(ArchitectureConfig):
         return self.annotation_size if self.feeds_context else 0
 
 
-PretrainedTask = Literal["classification", "encoder", "language-model", "translation", "reranking"]
+PretrainedTask = Literal["classification", "encoder", "language-model", "translation", "reranking", "tagging"]
 RELEVANCE = "relevance"  # label of a reranker
 Pooling = Literal["mean", "first", "last", "max"]
 
@@ -272,6 +277,7 @@ MODELS: dict[str, type[ArchitectureConfig]] = {
     "transformer": TransformerConfig,
     "recurrent": RecurrentConfig,
     "classifier": ClassifierConfig,
+    "tagger": TaggerConfig,
     "causal": CausalConfig,
     "encoder": EncoderConfig,
     "pretrained": PretrainedConfig,

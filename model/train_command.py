@@ -51,7 +51,7 @@ from sightline.model.data.similar_texts import encode_reranking, encode_similar
 from sightline.model.data.teaching import with_teacher
 from sightline.model.data.tokenizer_training import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
 from sightline.model.precision import default_device
-from sightline.model.training.classification import CLASSIFICATION, class_weights, label_loss
+from sightline.model.training.classification import CLASSIFICATION, TAGGING, class_weights, label_loss
 from sightline.model.training.contrastive import ENCODER
 from sightline.model.training.folder import RunFolder, locked
 from sightline.model.training.guided import GuidedTrainer
@@ -84,7 +84,7 @@ from sightline.model.training.trainer import Trainer
 from sightline.model.training.translation import TRANSLATION
 
 TASKS: Mapping[TaskName, Task[Any, Any]] = {
-    task.name: task for task in (TRANSLATION, CLASSIFICATION, LANGUAGE_MODEL, ENCODER, RERANKING)
+    task.name: task for task in (TRANSLATION, CLASSIFICATION, LANGUAGE_MODEL, ENCODER, RERANKING, TAGGING)
 }
 # Checks a third-party tokenizer before this process reads it.
 CheckTokenizer: TypeAlias = Callable[[Path], None]
@@ -307,7 +307,7 @@ def _start_from(
         if values.get(name, "") not in ("", AUTO, "transformer"):
             raise UsageError(f"{flag_name(name)} cannot be combined with --from, which determines it; omit it")
     template = CHAT_TEMPLATE if facts.has_dialogues else None
-    name, labels = str(values["from"]), tuple(facts.labels)
+    name, labels = str(values["from"]), facts.outputs
     folder, parts = opened.enter_context(read_checkpoint(name, task, template, corpus.languages))
     if parts is None:
         start = start_from(folder, task, labels)
@@ -371,8 +371,7 @@ def _prepare(run: Path, corpus: Corpus, facts: Facts, beginning: _Beginning, val
     longest = MAX_LENGTH_TOKENS if limit == AUTO else int(limit)
     if beginning.model is not None:
         longest = min(longest, beginning.model.max_positions)
-    labels = tuple(facts.labels)
-    encoder = partial(_encode, facts=facts, labels=labels, max_length_tokens=longest, model=beginning.model)
+    encoder = partial(_encode, facts=facts, labels=facts.outputs, max_length_tokens=longest, model=beginning.model)
     return prepare(run, corpus, facts, beginning.tokenizer, encoder, longest)
 
 
@@ -493,7 +492,7 @@ def _details(
     }
     if corpus.languages is not None:
         details["source"], details["target"] = corpus.languages
-    if corpus.reading.task == "classification":
+    if corpus.reading.task in ("classification", "tagging"):
         details["labels"] = dict(prepared.facts.labels)
     if corpus.reading.task == "language-model":
         details["has_dialogues"] = prepared.facts.has_dialogues

@@ -90,6 +90,11 @@ def _classifier(config: Config, tensors: Tensors) -> Description:
     return replace(_encoder(config, tensors), head=head, labels=tuple(config.get("labels")))
 
 
+def _tagger(config: Config, tensors: Tensors) -> Description:
+    config.ignore("multi_label")
+    return replace(_encoder(config, tensors), head=Head("tokens", "tokens"), labels=tuple(config.get("labels")))
+
+
 def _encoder(config: Config, tensors: Tensors) -> Description:
     attention = (_attention(config, config.integer("num_heads")),) * config.integer("encoder_layers")
     return _describe(config, encoder=_stack(config, attention, pre_norm=False))
@@ -172,6 +177,7 @@ FAMILIES = {
     for family in (
         Family("transformer", ("Transformer",), _transformer, _modules),
         Family("classifier", ("Classifier",), _classifier, _modules),
+        Family("tagger", ("Tagger",), _tagger, _modules),
         Family("encoder", ("TextEncoder",), _encoder, _modules),
         Family("causal", ("CausalModel",), _causal, _modules),
     )

@@ -54,7 +54,7 @@ class RunRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    task: str | None = None  # "translation", "classification", "language-model", "encoder" or "reranking"
+    task: str | None = None  # "translation", "classification", "language-model", "encoder", "reranking" or "tagging"
     command: str | None = None
     license: str | None = None  # license of the weights, as given by the user
     source: str | None = None  # BCP 47 tags of a translation model
@@ -77,6 +77,7 @@ class RunRecord(BaseModel):
             "language-model": "Chat" if self.has_dialogues else "Language model",
             "encoder": "Embeddings of texts",
             "reranking": "Relevance of documents to a query",
+            "tagging": "Entities of texts",
         }
         return kinds.get(self.task or "", "")
 

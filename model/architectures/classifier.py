@@ -1,4 +1,4 @@
-"""Transformer encoder for text classification.
+"""Transformer encoders that classify texts, or tokens.
 
 Shapes use B batch, S source, M width of the model, C labels.
 """
@@ -33,3 +33,15 @@ class Classifier(EncoderOnlyModel):
         """
         mask = self.source_mask(source, source_lengths)
         return self.classify(self._encode(source, mask)[0], mask)
+
+
+class Tagger(Classifier):
+    """Encoder of Vaswani et al. 2017, and a linear layer for each token."""
+
+    def forward(self, source: Tensor, source_lengths: Tensor) -> Tensor:
+        """Return the log-probabilities (B, S, C) of the labels of tokens of padded sources (B, S).
+        In training mode, padding replaces dropped words, whose tags their context tells.
+        """
+        is_kept = self.source_mask(source, source_lengths)
+        hidden = self.encode(source.masked_fill(~is_kept, self.config.pad_id), source_lengths)[0]
+        return at_least_float32(self.output(self.dropout(hidden))).log_softmax(dim=-1)

@@ -1,7 +1,7 @@
 """Construction of a model from its configuration."""
 
 from sightline.model.architectures.causal import CausalModel
-from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.classifier import Classifier, Tagger
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.architectures.pretrained import (
     PretrainedClassifier,
@@ -9,6 +9,7 @@ from sightline.model.architectures.pretrained import (
     PretrainedEncoder,
     PretrainedModel,
     PretrainedReranker,
+    PretrainedTagger,
     PretrainedTranslator,
 )
 from sightline.model.architectures.recurrent import RecurrentModel
@@ -20,16 +21,19 @@ from sightline.model.config import (
     EncoderConfig,
     PretrainedConfig,
     RecurrentConfig,
+    TaggerConfig,
     TransformerConfig,
 )
 
 TranslationModel = Transformer | RecurrentModel | PretrainedTranslator
+TaggingModel = Tagger | PretrainedTagger
 Model = TranslationModel | Classifier | CausalModel | TextEncoder | PretrainedModel
 _PRETRAINED = {
     "classification": PretrainedClassifier,
     "encoder": PretrainedEncoder,
     "language-model": PretrainedDecoder,
     "reranking": PretrainedReranker,
+    "tagging": PretrainedTagger,
     "translation": PretrainedTranslator,
 }
 
@@ -38,6 +42,8 @@ def build_model(config: ArchitectureConfig) -> Model:
     """Return a model with newly initialized weights, in training mode, on the CPU."""
     if isinstance(config, CausalConfig):
         return CausalModel(config)
+    if isinstance(config, TaggerConfig):
+        return Tagger(config)
     if isinstance(config, ClassifierConfig):
         return Classifier(config)
     if isinstance(config, EncoderConfig):

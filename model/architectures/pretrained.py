@@ -28,13 +28,14 @@ _DROPOUT_KEYS = (
     "hidden_dropout_prob", "dropout", "dropout_rate", "resid_pdrop", "hidden_dropout", "mlp_dropout",
     "attention_dropout",
 )  # fmt: skip
-LABELLED = ("classification", "reranking")  # tasks of models with labels
+LABELLED = ("classification", "reranking", "tagging")  # tasks of models with labels
 _LABEL_KEYS = ("num_labels", "_num_labels", "id2label", "label2id", "problem_type")
 _CLASSES = {
     "classification": "AutoModelForSequenceClassification",
     "encoder": "AutoModel",
     "language-model": "AutoModelForCausalLM",
     "reranking": "AutoModelForSequenceClassification",
+    "tagging": "AutoModelForTokenClassification",
     "translation": "AutoModelForSeq2SeqLM",
 }
 # A tensor of a layer, which no model omits but T5's encoder
@@ -232,6 +233,10 @@ class PretrainedReranker(PretrainedModel):
             types["token_type_ids"] = (is_separator.cumsum(dim=1) > is_separator.long()).long()
         logits = self.module(source, attention_mask=mask.long(), **types).logits
         return at_least_float32(logits).squeeze(1)
+
+
+class PretrainedTagger(PretrainedClassifier):
+    """Encoder with a linear layer for each token, whose scores are (B, S, C)."""
 
 
 class PretrainedGenerator(PretrainedModel):

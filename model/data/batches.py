@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sightline.model.config import ArchitectureConfig, ClassifierConfig, PretrainedConfig
 from sightline.model.data.examples import Example
+from sightline.model.data.tags import NO_TAG
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Batch(TensorBatch):
 @dataclass(frozen=True)
 class LabelledBatch(TensorBatch):
     """Padded token ids of sources (B, S), their lengths (B,), and labels: indices (B,), or 0 and 1
-    for each label (B, C) if a text has any number of labels.
+    for each label (B, C) if a text has any number of labels, or indices of tags (B, S).
     """
 
     source: Tensor
@@ -73,6 +74,12 @@ def make_labelled_batch(examples: Sequence[Example], config: ArchitectureConfig)
     else:
         labels = torch.tensor([int(label) for _, (label,) in examples])
     return LabelledBatch(pad(sources, config.pad_id), torch.tensor([len(source) for source in sources]), labels)
+
+
+def make_tagged_batch(examples: Sequence[Example], config: ArchitectureConfig) -> LabelledBatch:
+    """Return a batch whose labels (B, S) are the indices of tags from 0 on, or `NO_TAG - 1`."""
+    sources, tags = ([example[side] for example in examples] for side in (0, 1))
+    return LabelledBatch(pad(sources, config.pad_id), torch.tensor(list(map(len, sources))), pad(tags, NO_TAG) - 1)
 
 
 def bucket(sizes: NDArray[np.int32], batch_tokens: int, seed: int) -> list[NDArray[np.int64]]:

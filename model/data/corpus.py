@@ -32,7 +32,8 @@ from sightline.model.data.pair_names import (
     sides_of,
     sides_of_split,
 )
-from sightline.model.data.records import LabelledRecord, PairRecord, Record, TaskName, key_of
+from sightline.model.data.records import LabelledRecord, PairRecord, Record, TaggedRecord, TaskName, key_of
+from sightline.model.data.tagged_files import TAGGED
 
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
 DEV_SHARE, MAX_DEV_RECORDS = 0.05, 1_000  # of a train file that is divided
@@ -179,6 +180,8 @@ def open_held_out(data: Path, reading: Reading) -> Split:
 
 
 def _formats(task: TaskName) -> tuple[str, ...]:
+    if task == "tagging":
+        return TAGGED
     xml = XML if task in PAIR_TASKS else ()
     return (*READERS, *xml, TEXT)
 
@@ -293,7 +296,8 @@ def _divide(split: Split, seed: int) -> tuple[Split, Split]:
         hashes.append(hash_texts(key_of(record), seed))
         if isinstance(record, PairRecord) and record.score is not None:
             fewest = MIN_DEV_SCORES
-        for label in record.labels if isinstance(record, LabelledRecord) else ():
+        names = dict.fromkeys(record.labels) if isinstance(record, LabelledRecord | TaggedRecord) else ()
+        for label in names:
             if label not in indices:
                 indices[label] = len(indices)
                 check_number_of_labels(len(indices), split)

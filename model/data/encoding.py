@@ -9,6 +9,7 @@ from sightline.base.text.tokenizer_parts import without_first_space
 from sightline.model.data.chat_format import BETWEEN, IM_END, IM_START, exchanges, header, system_messages, text_of
 from sightline.model.data.examples import Example
 from sightline.model.data.records import DialogueMessage, DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
+from sightline.model.data.tags import encode_tagged
 from sightline.model.data.tokenizer_training import BOS, encode_lines, special_id
 
 Tokens = tuple[list[int], list[int]]  # ids, and 1 for each token that is part of the loss, otherwise 0
@@ -22,6 +23,7 @@ def encode(
     - Pairs: the token ids of both texts, each with the end token.
     - Labelled texts: the token ids with the end token, and the indices in `labels` in order. Raises
       `ValueError` for another label.
+    - Texts with entities: see `sightline.model.data.tags.encode_tagged`; `labels` are tags.
     - Texts and dialogues: see `encode_texts` and `encode_dialogues`. A record longer than
       `max_length_tokens`, at least 2, gives several examples.
     """
@@ -31,6 +33,8 @@ def encode(
         return list(zip(sources, encode_lines(tokenizer, [pair.target for pair in pairs]), strict=True))
     if all(isinstance(record, LabelledRecord) for record in records):
         return _encode_labelled(tokenizer, [record for record in records if isinstance(record, LabelledRecord)], labels)
+    if not any(isinstance(record, TextRecord | DialogueRecord) for record in records):
+        return encode_tagged(tokenizer, records, labels, max_length_tokens)
     texts = [record.text for record in records if isinstance(record, TextRecord)]
     dialogues = [_checked(record) for record in records if isinstance(record, DialogueRecord)]
     encoded_texts = iter(encode_texts(tokenizer, texts, max_length_tokens))

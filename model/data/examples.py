@@ -16,8 +16,9 @@ from sightline.model.data.records import Record
 
 # Two lists of integers, whose meaning depends on the task. Translation and encoder: token ids of
 # both sides, see `sightline.model.data.similar_texts` for those of an encoder. Classification:
-# token ids, and indices of labels. Reranking: token ids of a pair, and its score. Language model:
-# token ids, and 1 for each token that is part of the loss, otherwise 0.
+# token ids, and indices of labels. Tagging: token ids, and the index of the tag of each from 1 on,
+# or 0. Reranking: token ids of a pair, and its score. Language model: token ids, and 1 for each
+# token that is part of the loss, otherwise 0.
 Example: TypeAlias = tuple[Sequence[int], Sequence[int]]
 
 

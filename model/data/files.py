@@ -141,10 +141,15 @@ def _read_objects(path: Path, encoding: str | None = None) -> Iterator[Row]:
         if line.strip():
             is_list = line.lstrip().startswith("[")
             expected = f"{_ONE_OBJECT}{'; rename a file with one list of objects to .json' if is_list else ''}"
-            value = _parse(line, at(path, number), expected)
-            if not isinstance(value, dict):
-                raise CorpusError(f"{at(path, number)}: expected a JSON object, got {kind_of(value)}; {expected}")
-            yield number, value
+            yield number, _fields(_parse(line, at(path, number), expected), at(path, number), expected)
+
+
+def _fields(value: Any, where: str, expected: str) -> dict[str, Any]:
+    if isinstance(value, list) and list(map(type, value)) == [str, dict]:
+        value = {"text": value[0], **value[1]}  # as in training data of spaCy
+    if not isinstance(value, dict):
+        raise CorpusError(f"{where}: expected a JSON object, got {kind_of(value)}; {expected}")
+    return value
 
 
 def _parse(text: str, where: str, expected: str) -> Any:
@@ -176,13 +181,13 @@ def _read_json(path: Path, encoding: str | None = None) -> Iterator[Row]:
     expected = "the file must be a list of objects, or an object with one such list"
     value = _parse("".join(line for _, line in read_lines(path, encoding)), str(path), expected)
     lists = [one for one in value.values() if isinstance(one, list)] if isinstance(value, dict) else [value]
+    if len(lists) > 1:  # such as names of labels beside the texts
+        lists = [one for one in lists if not one or not all(isinstance(item, str) for item in one)]
     if len(lists) != 1 or not isinstance(lists[0], list):
         found = f"an object with {len(lists)} lists" if isinstance(value, dict) else kind_of(value)
         raise CorpusError(f"{path}: {expected}, got {found}")
     for number, fields in enumerate(lists[0], start=1):
-        if not isinstance(fields, dict):
-            raise CorpusError(f"{at(path, number)}: expected a JSON object, got {kind_of(fields)}; {expected}")
-        yield number, fields
+        yield number, _fields(fields, at(path, number), expected)
 
 
 def _split_lines(path: Path, encoding: str | None) -> Iterator[Cells]:

@@ -3,9 +3,9 @@
 The fields of a record are `source` and `target` (translation), those of
 `sightline.model.data.similar_texts` (encoder, reranking), `text` and `label`
 (classification; `labels`, a list, with several labels a text), and `text` (language model).
-`sightline.model.data.dialogues` reads those of dialogues. Two files are pairs of texts: line N of
-one belongs to line N of the other. `sightline.model.data.files` and
-`sightline.model.data.pair_files` read the rows of one file.
+`sightline.model.data.dialogues` reads those of dialogues, and `sightline.model.data.tagged_files`
+those of texts with entities. Two files are pairs of texts: line N of one belongs to line N of the
+other. `sightline.model.data.files` and `sightline.model.data.pair_files` read the rows of one file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,6 +38,7 @@ from sightline.model.data.records import (
     texts_of,
 )
 from sightline.model.data.similar_texts import find_names, negatives_of, one_target_each, read_score
+from sightline.model.data.tagged_files import COLUMNS, TaggedReader, read_columns
 
 SIMILARITY_TASKS: tuple[TaskName, ...] = ("encoder", "reranking")
 PAIR_TASKS: tuple[TaskName, ...] = ("translation", *SIMILARITY_TASKS)
@@ -87,7 +88,7 @@ def read_records(
 def describe_columns(files: tuple[Path, ...], reading: Reading) -> list[str]:
     """Return sentences about the columns that are read, for the user."""
     columns = _columns(files[0], reading)
-    has_columns = len(files) == 1 and _ending(files[0], reading) in READERS
+    has_columns = len(files) == 1 and reading.task != "tagging" and _ending(files[0], reading) in READERS
     _, first = next(_read_rows(files[0], reading, columns), (0, "")) if has_columns else (0, "")
     if isinstance(first, str):
         return []
@@ -107,6 +108,8 @@ def _columns(path: Path, reading: Reading) -> Columns:
 def _read_rows(path: Path, reading: Reading, columns: Columns) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Return the fields of the records of a file, or the reasons why they are left out."""
     ending, named = _ending(path, reading), (reading.source, reading.target)
+    if reading.task == "tagging" and ending in COLUMNS:
+        return iter(read_columns(path, ending, reading.encoding))
     if reading.task in PAIR_TASKS:
         if ending in XML:
             return read_units(path, reading.source or "", reading.target or "")
@@ -149,6 +152,7 @@ class _Converter:
         self._names: tuple[str, ...] | None = None  # fields that the last rows had, which are checked
         self._where = ""
         self._dialogues = DialogueReader(self._fail, self._text)
+        self._tagged = TaggedReader(self._fail, self._text, self._label)
 
     def record(self, fields: Mapping[str, Any], where: str) -> Record:
         """Return the record of a row. Raises `CorpusError` for fields that are none."""
@@ -190,6 +194,8 @@ class _Converter:
     def _record(self, fields: Mapping[str, Any]) -> Record:
         if self._task in SIMILARITY_TASKS:
             return self._similar_texts(fields)
+        if self._task == "tagging":
+            return self._tagged.record(fields)
         if self._task == "language-model":
             form = self._dialogues.form_of(fields)
             self._check_kind("fields", form or "text")

@@ -39,10 +39,12 @@ from sightline.model.data.records import (
     LabelledRecord,
     PairRecord,
     Record,
+    TaggedRecord,
     TaskName,
     texts_of,
 )
 from sightline.model.data.similar_texts import LAST_MARK, MARK, SCORE_UNIT, limits_of, longest_text, truncated
+from sightline.model.data.tags import tags_of
 from sightline.model.data.tokenizer_training import truncate
 
 FOLDER = "data"  # of the encoded examples, in the folder of a run
@@ -97,16 +99,21 @@ class Facts:
     languages: tuple[str, str] | None = None
     split_seed: int | None = None
     contradictions: tuple[str, ...] = ()  # the first texts, each with the lines of its labels
-    notes: tuple[str, ...] = ()  # about the columns that are read
+    notes: tuple[str, ...] = ()  # about the columns that are read, and about entities
     pair_warnings: tuple[str, ...] = ()  # about pairs that are probably no translations
     score_limits: tuple[float, float] | None = None  # of similar texts in train; 0 and 1 if all are between them
     # Facts that `prepare` adds. Lengths are those of the examples that are not dropped.
     tokens: Mapping[str, Lengths] = field(default_factory=dict)
     max_length_tokens: int = 0
-    truncated: Mapping[str, int] = field(default_factory=dict)  # examples with a truncated text
+    truncated: Mapping[str, int] = field(default_factory=dict)  # or, of tagging, further parts of texts
     vocab_size: int = 0
     coverage: Mapping[str, float] = field(default_factory=dict)  # shares of tokens of dev, test that train has
     byte_share: Mapping[str, float] = field(default_factory=dict)  # shares of tokens that are bytes or unknown
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the labels that a model predicts."""
+        return tags_of(tuple(self.labels)) if self.task == "tagging" else tuple(self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +129,7 @@ class _Scan:
     def __init__(self, split: Split, kinds: dict[str, str]) -> None:
         self.num_examples = 0
         self.left_out = Counter({"empty": 0})  # records by the reason
+        self.notes, self.note_lines = Counter[str](), dict[str, int]()
         self.has_dialogues, self.num_unanswered, self.unread = False, 0, set[str]()
         self.texts, self.records = array("Q"), array("Q")  # hashes of texts, and of texts with labels
         self.sources = array("Q")  # hashes of the sources of pairs
@@ -135,7 +143,10 @@ class _Scan:
                 continue
             self.num_examples += 1
             self._count(record)
-            if isinstance(record, LabelledRecord):
+            if isinstance(record, TaggedRecord):
+                self.notes.update(record.notes)
+                self.note_lines = dict.fromkeys(record.notes, number) | self.note_lines
+            if isinstance(record, LabelledRecord | TaggedRecord):
                 for label in record.labels:
                     self.labels[label] += 1
                     self.label_lines.setdefault(label, number)
@@ -202,7 +213,7 @@ def check_corpus(corpus: Corpus) -> Facts:
             f"{corpus.train} and {corpus.dev} have the same texts, so that dev could not show overfitting; use other "
             "texts for dev, or remove the file to keep a part of train for it"
         )
-    if corpus.reading.task == "classification":
+    if corpus.reading.task in ("classification", "tagging"):
         _check_labels(corpus, scans)
     if train.scores[0] == train.scores[1]:
         raise CorpusError(f"all scores of {corpus.train} are {train.scores[0]:g}; add texts with another score")
@@ -241,6 +252,12 @@ def check_corpus(corpus: Corpus) -> Facts:
         contradictions=contradictions,
         notes=tuple(
             dict.fromkeys(note for split in corpus.splits for note in describe_columns(split.files, corpus.reading))
+        )
+        + tuple(
+            f"note: entities of {split.name} that {note}: {number:,}, first in "
+            f"{split.line(scans[split.name].note_lines[note])}"
+            for split in corpus.splits
+            for note, number in scans[split.name].notes.items()
         ),
     )
 
@@ -279,7 +296,10 @@ def _contradictions(corpus: Corpus, scans: Mapping[str, _Scan]) -> tuple[int, tu
 
 def _check_labels(corpus: Corpus, scans: Mapping[str, _Scan]) -> None:
     known = scans["train"].labels
-    if len(known) < 2:
+    if corpus.reading.task == "tagging":
+        if not known:
+            raise CorpusError(f"{corpus.train} has no entity; check that it has tags such as B-PER")
+    elif len(known) < 2:
         present = f"only the label {next(iter(known))!r}" if known else "no label"
         raise CorpusError(f"{corpus.train} has {present}; classification needs at least two: add examples of another")
     unknown = {
@@ -445,10 +465,15 @@ class _Encoder:
 
     def encode_split(self, folder: Path, split: Split, facts: Facts) -> _Encoded:
         last_id, last_label = self.vocab_size - 1, len(facts.labels) - 1
-        largest = {"classification": last_label, "language-model": 1, "reranking": SCORE_UNIT, "encoder": LAST_MARK}
-        last = largest.get(self._task, last_id)
+        last = {
+            "classification": last_label,
+            "language-model": 1,
+            "tagging": len(facts.outputs),
+            "reranking": SCORE_UNIT,
+            "encoder": LAST_MARK,
+        }
         result = _Encoded(self.vocab_size)
-        with ExampleWriter(folder, split.name, (last_id, last)) as writer:
+        with ExampleWriter(folder, split.name, (last_id, last.get(self._task, last_id))) as writer:
             is_deduplicated = self._task == "encoder" and split.name == "train"
             records = _without_repeated(split) if is_deduplicated else iter(split)
             while chunk := list(islice(records, _CHUNK)):
@@ -479,6 +504,7 @@ class _Encoder:
         else:
             examples, sizes = list(compress(examples, ~is_long)), sizes[~is_long]
             result.num_dropped += int(is_long.sum())
+            result.num_truncated += len(examples) - len(records) if self._task == "tagging" else 0
         result.sizes.update(sizes.tolist())
         for side in self._sides:
             ids = flatten(examples, side)
@@ -560,12 +586,15 @@ def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
     lines.append(f"dropped: {dropped}")
     if any(facts.truncated.values()):
         numbers = _join(f"{number:,} in {name}" for name, number in facts.truncated.items() if number)
-        lines.append(f"truncated to {facts.max_length_tokens:,} tokens: {numbers}")
+        action = "further parts of texts divided" if facts.task == "tagging" else "truncated"
+        lines.append(f"{action} to {facts.max_length_tokens:,} tokens: {numbers}")
     kept = {name: number for name, number in facts.repeated.items() if "repeated" not in facts.dropped[name]}
     lines.append(f"repeated, kept: {_join(f'{number:,} in {name}' for name, number in kept.items() if number)}")
     if facts.labels:
         total = facts.examples["train"] + facts.dropped["train"].get("too long", 0)
         shares = [f"{label} {number / total:.1%}" for label, number in facts.labels.items()]
+        if facts.task == "tagging":
+            shares = [f"{label} {number:,}" for label, number in facts.labels.items()]
         more = f" and {len(shares) - MAX_LISTED} more" if len(shares) > MAX_LISTED else ""
         lines.append(f"labels: {len(shares)}: {', '.join(shares[:MAX_LISTED])}{more}")
     lines += [
@@ -627,7 +656,7 @@ def _warnings(facts: Facts, is_trained: bool) -> Iterator[str]:
         yield f"dev has no example of {missing}, so that results do not show them; add some"
     for name, cut in (
         ("dropped", facts.dropped["train"].get("too long", 0)),
-        ("truncated", facts.truncated.get("train", 0)),
+        ("truncated", facts.truncated.get("train", 0) if facts.task in TRUNCATED_TASKS else 0),
     ):
         num_all = facts.examples["train"] + (cut if name == "dropped" else 0)
         if cut > MAX_DROPPED * num_all:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-TaskName = Literal["translation", "classification", "language-model", "encoder", "reranking"]
+TaskName = Literal["translation", "classification", "language-model", "encoder", "reranking", "tagging"]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 # Tasks of models that need not read all of a text.
 TRUNCATED_TASKS: tuple[TaskName, ...] = ("classification", "encoder")
@@ -31,6 +31,29 @@ class LabelledRecord:
 
     text: str
     labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A part of a text with a label. Indices count characters; `end` is that after the last."""
+
+    start: int
+    end: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedRecord:
+    """A text and its entities in the order of the text, of which no two overlap."""
+
+    text: str
+    entities: tuple[Entity, ...]
+    notes: tuple[str, ...] = ()  # one for each entity that overlaps another, or cuts a word
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Label of each entity."""
+        return tuple(entity.label for entity in self.entities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +90,7 @@ class DialogueRecord:
     unread: frozenset[str] = field(default=frozenset(), compare=False)  # names of fields that are not read
 
 
-Record: TypeAlias = PairRecord | LabelledRecord | TextRecord | DialogueRecord
+Record: TypeAlias = PairRecord | LabelledRecord | TaggedRecord | TextRecord | DialogueRecord
 
 
 def texts_of(record: Record) -> tuple[str, ...]:

@@ -7,9 +7,12 @@
 - language-model: dialogues of small talk. The last messages of test are never last in train.
 - encoder: the English sentences of the translations, each with one that has synonyms for some of
   its words.
+- tagging: sentences with names of persons, places and organisations. Those of test have names that
+  train and dev do not have.
 """
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +32,7 @@ DEFAULT_EXAMPLES: Mapping[TaskName, int] = {
     "language-model": 4_000,
     "encoder": 1_000,
     "reranking": 500,
+    "tagging": 1_000,
 }
 HELD_OUT_SHARE, HELD_OUT = 0.2, (20, 200)  # of the number of examples in train; records of dev and of test
 MAX_EXAMPLES = 50_000
@@ -112,11 +116,36 @@ def _dialogue(draw: Random) -> _Drawn:
     return zlib.crc32(said[-1].message.encode()) % 8 == 0, {"messages": messages}
 
 
+_NAMES = read_phrases("names")
+# Words of which a name consists, by its label.
+_NAME_WORDS = {"PER": ("first", "last"), "LOC": ("place",), "ORG": ("company", "kind")}
+
+
+def _tagged(draw: Random) -> _Drawn:
+    text, entities, is_held_out = "", list[tuple[int, int, str]](), False
+    for before, part in re.findall(r"([^{]*)(?:\{(\w+)\})?", draw.choice(_NAMES["sentences"])):
+        text += before
+        start = len(text)
+        for kind in _NAME_WORDS.get(part, (part,) if part else ()):
+            words = _NAMES[kind]
+            word = draw.choice(words)
+            if isinstance(words[0], list):  # beginnings and ends of names
+                first, second = (draw.randrange(len(half)) for half in words)
+                word = words[0][first] + words[1][second]
+                is_held_out |= (first + 2 * second) % 8 == 0
+            text += f"{' ' if len(text) > start else ''}{word}"
+        label = "PER" if part == "last" else part
+        if label in _NAME_WORDS:
+            entities.append((start, len(text), label))
+    return is_held_out, {"text": text, "entities": entities}
+
+
 _DRAW: Mapping[str, Callable[[Random], _Drawn]] = {
     "translation": _translation,
     "language-model": _dialogue,
     "encoder": _paraphrase,
     "reranking": _query,
+    "tagging": _tagged,
 }
 
 

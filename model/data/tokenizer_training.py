@@ -6,7 +6,7 @@ token at the start of a sentence and within it; `decode_ids` removes the space.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 
@@ -176,9 +176,13 @@ def encode_lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each line with the special tokens that the tokenizer adds. The
     encodings of a batch take up to 180 bytes of memory for each character, and their ids 20.
     """
+    return [encoding.ids for batch in batches(lines) for encoding in tokenizer.encode_batch_fast(batch)]
+
+
+def batches(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Yield lines of about `BATCH_CHARACTERS` at once."""
     ends = accumulate(map(len, lines))
-    batches = groupby(lines, key=lambda line: next(ends) // BATCH_CHARACTERS)
-    return [encoding.ids for _, batch in batches for encoding in tokenizer.encode_batch_fast(list(batch))]
+    return (list(batch) for _, batch in groupby(lines, key=lambda line: next(ends) // BATCH_CHARACTERS))
 
 
 def truncate(tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int) -> list[int]:

@@ -88,7 +88,7 @@ def accuracy_fields(share: Share) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of texts of a label: predicted rightly, predicted wrongly, and missed."""
+    """Numbers of texts, or of entities, of a label: predicted rightly, wrongly, and missed."""
 
     true_positives: int
     false_positives: int
@@ -131,8 +131,13 @@ def macro_f1(counts: Sequence[Counts]) -> float:
 
 
 def micro_f1(counts: Sequence[Counts]) -> float:
+    return total(counts).f1
+
+
+def total(counts: Sequence[Counts]) -> Counts:
+    """Return the sums of the numbers of all labels."""
     totals = (sum(getattr(label_counts, name) for label_counts in counts) for name in Counts.__dataclass_fields__)
-    return Counts(*totals).f1
+    return Counts(*totals)
 
 
 def label_metrics(predicted: Labels, expected: Labels, num_labels: int, multi_label: bool) -> dict[str, float]:
@@ -144,12 +149,12 @@ def label_metrics(predicted: Labels, expected: Labels, num_labels: int, multi_la
     return {"accuracy": exact, **macro}
 
 
-def label_fields(counts: Sequence[Counts], labels: Sequence[str]) -> dict[str, Any]:
+def label_fields(counts: Sequence[Counts], labels: Sequence[str], unit: str = "texts") -> dict[str, Any]:
     """Return precision, recall and F1 in percent, and the number of texts, of each label."""
     return {
         label: {
             **{name: round(100 * float(getattr(label_counts, name)), 2) for name in ("precision", "recall", "f1")},
-            "texts": label_counts.support,
+            unit: label_counts.support,
         }
         for label, label_counts in zip(labels, counts, strict=True)
     }

@@ -16,8 +16,8 @@ VALIDATION_SPLIT = "val"
 class EvaluateOptions(Options):
     """Compute the metrics of a trained model.
 
-    They are BLEU and chrF of translations, accuracy and F1 of labels, perplexity of texts, recall
-    of similar texts.
+    They are BLEU and chrF of translations, accuracy and F1 of labels, F1 of entities, perplexity of
+    texts, recall of similar texts.
     """
 
     example = "runs/messages"

@@ -11,7 +11,7 @@ from sightline.base.errors import UsageError
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.encoder import TextEncoder
-from sightline.model.architectures.factory import Model, TranslationModel
+from sightline.model.architectures.factory import Model, TaggingModel, TranslationModel
 from sightline.model.architectures.pretrained import (
     PretrainedClassifier,
     PretrainedDecoder,
@@ -19,7 +19,7 @@ from sightline.model.architectures.pretrained import (
     PretrainedReranker,
 )
 from sightline.model.checkpoint import load_metadata, load_model
-from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
+from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TaggedRecord, TextRecord
 from sightline.model.evaluation.accuracy import (
     accuracy_fields,
     chosen_labels,
@@ -34,6 +34,7 @@ from sightline.model.evaluation.accuracy import (
     scores_of,
 )
 from sightline.model.evaluation.bleu import bootstrapped_scores, search_name, translate, translation_rows
+from sightline.model.evaluation.entities import tagging_fields
 from sightline.model.evaluation.language import language_evaluation, language_fields
 from sightline.model.evaluation.ranking import ranking_fields
 from sightline.model.evaluation.result import Evaluation, Method
@@ -59,6 +60,7 @@ def evaluate_model(
 
     - Translation: BLEU and chrF of beam search, with sacreBLEU's signatures, and all outputs.
     - Classification: accuracy and F1, the scores of each label, and the most frequent confusions.
+    - Tagging: F1 of entities, in total and by label, and texts with errors.
     - Language model: perplexity, and for dialogues the share of replies that are reproduced.
     - Encoder: recall and mean reciprocal rank, or for scores their correlation.
     - Reranking: nDCG and mean reciprocal rank, and for scores their correlation.
@@ -73,6 +75,8 @@ def evaluate_model(
         raise UsageError("there is nothing to evaluate: the data has no records")
     if isinstance(model, TranslationModel):
         return _translation(model, tokenizer, _only(PairRecord, records), num_beams, length_penalty)
+    if isinstance(model, TaggingModel):
+        return tagging_fields(model, tokenizer, _only(TaggedRecord, records))
     if isinstance(model, Classifier | PretrainedClassifier):
         return _classification(model, tokenizer, _only(LabelledRecord, records))
     if isinstance(model, CausalModel | PretrainedDecoder):
@@ -100,7 +104,7 @@ def headline(report: Mapping[str, Any]) -> Evaluation:
         return Evaluation({name: round(score["value"], 2) for name, score in scores.items()}, methods=methods)
     if report["task"] in ("encoder", "reranking") and "metrics" in report:
         return Evaluation(report["metrics"], methods=dict.fromkeys(report["metrics"], Method(report["pairs"])))
-    if report["task"] == "classification":
+    if report["task"] in ("classification", "tagging"):
         metrics, method = report["metrics"], Method(report["sentences"])
     else:
         names = {"recall@1": "recall_at_1", "recall@10": "recall_at_10", "MRR": "mrr"}
@@ -179,7 +183,13 @@ def _classification(
     }
 
 
-DESCRIPTIONS = {PairRecord: "pairs", LabelledRecord: "labelled texts", TextRecord: "texts", DialogueRecord: "dialogues"}
+DESCRIPTIONS = {
+    PairRecord: "pairs",
+    LabelledRecord: "labelled texts",
+    TaggedRecord: "texts with entities",
+    TextRecord: "texts",
+    DialogueRecord: "dialogues",
+}
 
 
 def _only(kind: type[RecordT], records: Sequence[Record]) -> list[RecordT]:

@@ -1,6 +1,5 @@
-"""Classification task: labelled texts, and the cross-entropy of their labels.
-
-If a text has any number of labels, the loss is the binary cross-entropy of each label.
+"""Tasks with labels: classification of texts, and tagging of tokens. The loss is the cross-entropy
+of the labels; if a text has any number of them, the binary cross-entropy of each label.
 """
 
 from collections.abc import Mapping
@@ -10,10 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.factory import TaggingModel
 from sightline.model.architectures.pretrained import PretrainedClassifier
-from sightline.model.data.batches import LabelledBatch, make_labelled_batch
+from sightline.model.data.batches import LabelledBatch, make_labelled_batch, make_tagged_batch
 from sightline.model.data.examples import Examples
+from sightline.model.data.tags import NO_TAG
 from sightline.model.evaluation.accuracy import evaluate_classification
+from sightline.model.evaluation.entities import evaluate_tagging
 from sightline.model.training.log_ratios import embed_log_ratios
 from sightline.model.training.task import Task
 
@@ -45,14 +47,17 @@ def label_loss(
     With any number of labels, the sum is over texts and labels; with label smoothing, a target is
     `smoothing / 2` instead of 0, and `1 - smoothing / 2` instead of 1.
     """
-    scores = model(batch.source, batch.source_lengths)  # (B, C)
+    scores = model(batch.source, batch.source_lengths)  # (B, C), or (B, S, C) of tags
     if weights is not None:
         weights = weights.to(scores.device)
     if model.config.multi_label:  # scores are logits
         targets = batch.labels * (1 - smoothing) + smoothing / 2
         return functional.binary_cross_entropy_with_logits(scores, targets, pos_weight=weights, reduction="sum")
     # Scores are log-probabilities, which softmax does not change.
-    return functional.cross_entropy(scores, batch.labels, weights, label_smoothing=smoothing, reduction="sum")
+    scores, labels = scores.flatten(0, -2), batch.labels.flatten()
+    return functional.cross_entropy(
+        scores, labels, weights, ignore_index=NO_TAG - 1, label_smoothing=smoothing, reduction="sum"
+    )
 
 
 def initialise(model: Classifier | PretrainedClassifier, examples: Examples) -> None:
@@ -68,4 +73,12 @@ CLASSIFICATION: Task[LabelledBatch, Classifier | PretrainedClassifier] = Task(
     training_loss=label_loss,
     evaluate=evaluate_classification,
     initialise=initialise,
+)
+
+TAGGING: Task[LabelledBatch, TaggingModel] = Task(
+    name="tagging",
+    make_batch=make_tagged_batch,
+    count=lambda batch, pad_id: int((batch.labels != NO_TAG - 1).sum()),
+    training_loss=label_loss,
+    evaluate=evaluate_tagging,
 )

@@ -205,9 +205,23 @@ class RerankingOptions(TrainOptions, _SideOptions):
     example = "data/triplets.jsonl --run runs/reranker --from minilm"
 
 
+class TaggingOptions(TrainOptions):
+    """Train a model on texts with entities, such as names; run the same command again to resume."""
+
+    task = "tagging"
+    example = "data/names.conll --run runs/names"
+
+
 OPTIONS: Mapping[TaskName, type[TrainOptions]] = {
     kind.task: kind
-    for kind in (TranslationOptions, ClassificationOptions, LanguageModelOptions, EncoderOptions, RerankingOptions)
+    for kind in (
+        TranslationOptions,
+        ClassificationOptions,
+        LanguageModelOptions,
+        EncoderOptions,
+        RerankingOptions,
+        TaggingOptions,
+    )
 }
 # Flags by the names of settings, for messages.
 FLAGS: Mapping[str, str] = {

@@ -15,6 +15,7 @@ from sightline.model.config import (
     ClassifierConfig,
     Decoder,
     EncoderConfig,
+    TaggerConfig,
     TransformerConfig,
 )
 from sightline.model.data.records import TRUNCATED_TASKS, TaskName
@@ -46,6 +47,7 @@ _LEARNING_RATES: Mapping[Size, float] = {"tiny": 3e-3, "small": 1.5e-3, "base": 
 _LAYERS: Mapping[TaskName, Mapping[Size, int]] = {
     "translation": {"tiny": 2, "small": 4, "base": 6},
     "classification": {"tiny": 1, "small": 4, "base": 6},
+    "tagging": {"tiny": 2, "small": 4, "base": 6},
     "encoder": {"tiny": 2, "small": 4, "base": 6},
     "language-model": {"tiny": 4, "small": 6, "base": 8},
 }
@@ -55,13 +57,7 @@ LABEL_SMOOTHING: Mapping[TaskName, float] = {"translation": 0.1}  # other tasks:
 _UPDATES_PER_EPOCH = 60
 _BATCH_TOKENS = (512, 4096)
 # Total updates of 300 examples; they grow with the power of the number of examples.
-_UPDATES: Mapping[TaskName, float] = {
-    "translation": 900,
-    "classification": 600,
-    "encoder": 600,
-    "language-model": 900,
-    "reranking": 600,
-}
+_UPDATES: Mapping[TaskName, float] = {"translation": 900, "language-model": 900}  # other tasks: 600
 _UPDATES_POWER = 0.25
 _EPOCHS = (3, 100)
 _WARMUP_SHARE = 0.1  # of all updates
@@ -91,6 +87,7 @@ _START_LEARNING_RATES: Mapping[TaskName, float] = {
     "reranking": 5e-5,
     "language-model": 3e-5,
     "translation": 5e-5,
+    "tagging": 1e-4,
 }
 _LORA_RATE = 10  # times the learning rate of all weights
 _START_UPDATES: Mapping[Start, float] = {"random": 1.0, "run": 0.3, "checkpoint": 0.9}  # of those from random weights
@@ -216,6 +213,8 @@ def _choose_model(
     shared |= {"encoder_layers": layers, "word_dropout": dropout}
     if task == "encoder":
         return EncoderConfig(**shared)
+    if task == "tagging":
+        return TaggerConfig(**shared, labels=facts.outputs)
     reasons.append("token embeddings that start with the log-count ratios of the labels")
     return ClassifierConfig(**shared, labels=tuple(facts.labels), multi_label=multi_label)
 
@@ -245,7 +244,7 @@ def _choose_training(
     batch = max(_within(_BATCH_TOKENS, batch), chosen["max_length_tokens"])
     batch = choose_value("batch_tokens", batch, f"batches of {batch:,} tokens, for {tokens.total:,} tokens of train")
     updates_per_epoch = max(1, math.ceil(tokens.total / batch / chosen.get("accumulate", 1)))
-    updates = _UPDATES[task] * max(1.0, num_examples / 300) ** _UPDATES_POWER
+    updates = _UPDATES.get(task, 600) * max(1.0, num_examples / 300) ** _UPDATES_POWER
     updates *= _START_UPDATES[start]
     limits = _CHECKPOINT_EPOCHS if start == "checkpoint" else _EPOCHS
     epochs = _within(limits, math.ceil(updates / updates_per_epoch))

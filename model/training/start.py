@@ -32,6 +32,7 @@ from sightline.model.parts import CONFIG, TOKENIZER, load_parts, weights_file
 TASK_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "translation": ("transformer", "recurrent"),
     "classification": ("classifier",),
+    "tagging": ("tagger",),
     "language-model": ("causal",),
     "encoder": ("encoder",),
     "reranking": (),  # only third-party checkpoints

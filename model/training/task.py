@@ -1,7 +1,7 @@
 """Interface of a training task.
 
-A task has the parts of training that differ between translation, classification, language models
-and encoders; `sightline.model.training.trainer` has the common parts.
+A task has the parts of training that differ between translation, classification, language models,
+encoders and tagging; `sightline.model.training.trainer` has the common parts.
 """
 
 from collections.abc import Callable, Sequence

@@ -22,6 +22,7 @@ from sightline.export.training_check import check_tokenizer, read_checkpoint
 from sightline.model.data.formats import PAIR_TASKS
 from sightline.model.data.records import TaskName
 from sightline.model.data.samples import DEFAULT_EXAMPLES, write_sample
+from sightline.model.data.tagged_files import TAGGED
 from sightline.model.training.options import OPTIONS, options_to_toml, read_keys, values_of
 
 ACTIONS = "sightline.model.train_command"  # needs PyTorch, which `--help` and wrong options do not
@@ -31,6 +32,7 @@ TEXTS = {
     "language-model": "train on texts, or dialogues as chat APIs have them",
     "encoder": "train on texts that belong together, for an embedding model",
     "reranking": "train a reranker on the same files",
+    "tagging": "train on texts with entities, such as names of persons and places",
     "sample": "write sample data for a task, to try it or to see the format",
 }
 
@@ -139,6 +141,8 @@ def sample(parser: Parser, words: Sequence[str]) -> int:
 
 def formats_of(task: TaskName) -> str:
     """Return the endings of the files of a task, for the help."""
+    if task == "tagging":
+        return ", ".join(TAGGED)
     tables = ".jsonl, .json, .csv, .tsv, .xlsx, .ods"
     if task in PAIR_TASKS:
         return f"{tables}, .txt, .tmx, .xlf, .xliff, or two files such as corpus.en and corpus.de"

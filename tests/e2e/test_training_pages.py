@@ -19,6 +19,7 @@ PAGES = {
     "train-a-classifier": "messages",
     "train-a-chat-model": "smalltalk",
     "train-an-embedding-model": "sentences",
+    "train-an-entity-tagger": "names",
 }
 
 # After one epoch, the translator ends each translation before its first word.
@@ -39,6 +40,9 @@ def shortened(code: str) -> str:
 
 def check(page: str, response: Any) -> None:
     """Check the response to the request of a page."""
+    if page == "train-an-entity-tagger":  # after one epoch, there may be no entity
+        assert isinstance(response, list) or isinstance(response["outputs"][0]["entities"], list)
+        return
     if isinstance(response, list):  # Hugging Face or text-embeddings-inference
         (labels,) = response if isinstance(response[0], list) else (response,)
         assert {one["label"] for one in labels} == set(LABELS)

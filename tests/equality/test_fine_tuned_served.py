@@ -19,7 +19,9 @@ from sightline.__main__ import main
 from sightline.base.bundle_files import read_manifest
 from sightline.export import pipeline, training_check
 from sightline.model.checkpoint import load_model
+from sightline.model.data.records import Entity
 from sightline.model.decoding.batched import continue_greedily, translate_batch
+from sightline.model.evaluation.entities import predict_entities
 from tests.equality.serving import ask
 from tests.model.pretrained_folders import (
     TEMPLATE,
@@ -37,6 +39,7 @@ DATA: dict[str, list[dict[str, Any]]] = {
     "several": [{"text": f"word{number}", "labels": ["cat", "dog"][: number % 3]} for number in NUMBERS],
     "vectors": [{"source": f"word{number} word9", "target": f"word{number + 20}"} for number in NUMBERS],
     "ranks": [{"query": f"word{n}", "pos": [f"word{n + 20}"], "neg": [f"word{n + 40}"]} for n in NUMBERS],
+    "tags": [{"text": f"word{n} word7", "entities": [[0, 5, "PER"]] * (n % 2)} for n in NUMBERS],
     "plain": [{"text": f"There are {number} birds."} for number in NUMBERS],
     "chat": [
         {"messages": [{"role": "user", "content": f"Is it {number}?"}, {"role": "assistant", "content": "Yes."}]}
@@ -64,6 +67,7 @@ TASKS = {
     "one": ("encoder", "classification"),
     "several": ("encoder", "classification", "--multi-label"),
     "vectors": ("encoder", "encoder"),
+    "tags": ("encoder", "tagging"),
     "ranks": ("encoder", "reranking"),
     "plain": ("renamed decoder", "language-model", "--lora", "4"),
     "chat": ("decoder", "language-model"),
@@ -108,7 +112,7 @@ def loaded(folder: Path, name: str) -> tuple[Any, Tokenizer]:
         load_file(path / "model.safetensors") for path in (folder / TASKS[name][0], folder / "runs" / name / "averaged")
     )
     names = {key: key if key in after else f"bert.{key}" for key in before}
-    distances = [(before[key] - after[name]).abs().max().item() for key, name in names.items()]
+    distances = [(before[key] - after[name]).abs().max().item() for key, name in names.items() if name in after]
     assert 0 < max(distances) < 0.1
     return trained, tokenizer
 
@@ -127,6 +131,23 @@ async def test_a_classifier_is_served_with_its_labels(
     assert {one["label"]: one["score"] for one in output["labels"]} == pytest.approx(
         dict(zip(labels, expected.tolist(), strict=True)), abs=1e-5
     )
+
+
+async def test_a_tagger_is_served_with_its_entities(folder: Path, client: httpx.AsyncClient) -> None:
+    trained, tokenizer = loaded(folder, "tags")
+    assert trained.config.labels == ("O", "B-PER", "I-PER")
+    text = "word1 word2  word3 word40"
+    body = {"model": "tags", "inputs": text}
+    (output,) = (await ask(client, "/v1/tag", **body, aggregation="none", ignore_labels=[]))["outputs"]
+    ids = tokenizer.encode(text).ids
+    with torch.inference_mode():
+        scores = trained(torch.tensor([ids]), torch.tensor([len(ids)]))[0]
+    best = [(trained.config.labels[int(row.argmax())], row.max().exp().item()) for row in scores]
+    for one in output["entities"]:
+        assert (one["label"], one["score"]) == (best[one["token"]][0], pytest.approx(best[one["token"]][1], abs=1e-5))
+    (output,) = (await ask(client, "/v1/tag", **body))["outputs"]
+    served = {Entity(one["start"], one["end"], one["label"]) for one in output["entities"]}
+    assert served == predict_entities(trained, tokenizer, [text])[0] != set()
 
 
 async def test_an_encoder_is_served_with_its_vectors(folder: Path, client: httpx.AsyncClient) -> None:

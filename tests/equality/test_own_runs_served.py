@@ -28,14 +28,23 @@ from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.architectures.factory import Model, build_model
 from sightline.model.checkpoint import load_model, save_checkpoint
-from sightline.model.config import ArchitectureConfig, CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
+from sightline.model.config import (
+    ArchitectureConfig,
+    CausalConfig,
+    ClassifierConfig,
+    EncoderConfig,
+    TaggerConfig,
+    TransformerConfig,
+)
 from sightline.model.data.chat_format import CHAT_TEMPLATE, IM_END, IM_START
 from sightline.model.data.customer_messages import LABELS as MESSAGE_LABELS
 from sightline.model.data.encoding import encode_prompt
 from sightline.model.data.records import DialogueMessage, Role
 from sightline.model.data.samples import write_sample
+from sightline.model.data.tags import tags_of
 from sightline.model.data.tokenizer_training import decode_ids, prompt_tokenizer, train_tokenizer
 from sightline.model.decoding.reference import greedy, pytorch_steps
+from sightline.model.evaluation.entities import predict_entities
 from tests.equality.serving import ask, client_of
 from tests.support.export import main
 from tests.support.training_runs import omit_check
@@ -59,6 +68,7 @@ RECORDS: Mapping[str, dict[str, Any]] = {
     "five": {"task": "classification", "examples": {"train": 1000}, "license": "MIT"},
     "several": {"task": "classification"},
     "vectors": {"task": "encoder"},
+    "names": {"task": "tagging"},
     "plain": {"task": "language-model", "has_dialogues": False},
     "swiss": {"task": "translation", "source": "de-CH", "target": "zh-Hans"},
 }
@@ -81,6 +91,7 @@ def make_model(name: str, vocab_size: int) -> Model:
         "five": ClassifierConfig(vocab_size, labels=LABELS, **TINY),
         "several": ClassifierConfig(vocab_size, labels=LABELS, multi_label=True, **TINY),
         "vectors": EncoderConfig(vocab_size, **TINY),
+        "names": TaggerConfig(vocab_size, labels=tags_of(("PER", "Größe 🙂")), **TINY),
         "plain": CausalConfig(vocab_size, layers=2, **TINY),
         "swiss": TransformerConfig(vocab_size, encoder_layers=1, decoder_layers=1, **TINY),
     }
@@ -210,7 +221,21 @@ async def test_a_bundle_says_what_it_is(folder: Path, client: httpx.AsyncClient)
     several = (folder / "bundles" / "several" / CARD).read_text()
     assert f"| labels | {', '.join(LABELS)} (any number for a text) |" in several
     chats = {one["id"]: one["chat"] for one in (await client.get("/v1/models")).json()["data"]}
-    assert chats == {"five": False, "several": False, "vectors": False, "plain": False, "swiss": False, "chat": True}
+    assert chats == {**dict.fromkeys(RECORDS, False), "chat": True}
+
+
+async def test_the_entities_of_a_tagger_are_those_of_its_evaluation(
+    folder: Path, client: httpx.AsyncClient, toy_sentences: list[str]
+) -> None:
+    model, tokenizer = loaded(folder, "names")
+    texts = [" ".join(toy_sentences[:3]), *toy_sentences]
+    outputs = (await ask(client, "/v1/tag", model="names", inputs=texts))["outputs"]
+    predicted = predict_entities(model, tokenizer, texts)
+    for text, output, entities in zip(texts, outputs, predicted, strict=True):
+        # The service counts the space before a word, which its token has.
+        served = {(text[one["start"] : one["end"]].lstrip(), one["end"], one["label"]) for one in output["entities"]}
+        assert served == {(text[one.start : one.end], one.end, one.label) for one in entities}
+    assert {entity.label for entities in predicted for entity in entities} == {"PER", "Größe 🙂"}
 
 
 async def test_embeddings_are_normalized_means(

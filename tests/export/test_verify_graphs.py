@@ -1,6 +1,6 @@
 """The verification of imported bundles accepts correct graphs, and finds damaged ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +76,12 @@ MakeBundle = Callable[..., Bundle]
 
 
 @pytest.fixture
-def bundle_of(tmp_path: Path) -> Iterator[MakeBundle]:
-    opened: list[Folder] = []
-
+def bundle_of(tmp_path: Path) -> MakeBundle:
     def create(name: str, positions: int = 40) -> Bundle:
         MODELS[name].save(tmp_path, **SIZES.get(name, {}))
-        opened.append(Folder(tmp_path))
-        return Bundle(tmp_path, opened[-1], positions)
+        return Bundle(tmp_path, Folder(tmp_path), positions)
 
-    yield create
-    for folder in opened:
-        folder.close()
+    return create
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -83,7 +83,10 @@ def test_a_run_has_a_checkpoint_its_options_and_a_record_with_the_metrics_of_dev
     assert settings["max_epochs"] == 1 and settings.keys().isdisjoint({"source", "target", "vocab_size"})
     languages = {name: record[name] for name in ("source", "target") if name in record}
     assert languages == ({"source": "en", "target": "de-CH"} if task == "translation" else {})
-    assert ("labels" in record, "has_dialogues" in record) == (task == "classification", task == "language-model")
+    assert ("labels" in record, "has_dialogues" in record) == (
+        task in ("classification", "tagging"),
+        task == "language-model",
+    )
     (row,) = map(json.loads, (run / "log.jsonl").read_text(encoding="utf-8").splitlines())
     metrics = record["metrics"]["dev"]
     assert {name: metric["value"] for name, metric in metrics.items()} == row["metrics"] != {}
@@ -128,8 +131,9 @@ def test_the_record_gets_the_metrics_of_a_whole_evaluation_on_the_test_data_of_t
             "classification": ("accuracy", "accuracy"),
             "language-model": ("perplexity", "perplexity"),
             "encoder": ("recall@1", "recall_at_1"),
+            "tagging": ("micro F1", "micro F1"),
         }[task]
-        assert metrics[name]["value"] == pytest.approx(report[field], abs=1e-4)
+        assert metrics[name]["value"] == pytest.approx({**report, **report.get("metrics", {})}[field], abs=1e-4)
         assert metrics[name]["signature"] is None
 
 
@@ -368,7 +372,8 @@ def test_a_file_of_options_is_overridden_and_stored(
         ("language-model", ".jsonl, .json, .csv, .tsv, .xlsx, .ods, .txt"),
         (
             "translation",
-            ".jsonl, .json, .csv, .tsv, .xlsx, .ods, .txt, .tmx, .xlf, .xliff, or two files such as corpus.en and corpus.de",
+            ".jsonl, .json, .csv, .tsv, .xlsx, .ods, .txt, .tmx, .xlf, .xliff, "
+            "or two files such as corpus.en and corpus.de",
         ),
     ],
 )

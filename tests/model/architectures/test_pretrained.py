@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from sightline.model.architectures.factory import build_model
 from sightline.model.config import Pooling
-from sightline.model.data.batches import pad
+from sightline.model.data.batches import LabelledBatch, pad
+from sightline.model.training.classification import label_loss
 from sightline.model.training.loss import generator_cross_entropy
 from tests.model.pretrained_folders import (
     LABELS,
@@ -88,6 +89,19 @@ def test_scores_of_pairs_equal_transformers(name: str, architecture: str, tmp_pa
         expected = reference(ids, attention_mask=(torch.arange(ids.size(1)) < lengths[:, None]).long(), **inputs).logits
         assert expected.shape == (2, 1)
         assert_close(model(ids, lengths), expected[:, 0], rtol=0, atol=5e-5)
+
+
+TAGGERS = [name for name, model in ENCODERS.items() if "ForTokenClassification" in model.tasks]
+
+
+@pytest.mark.parametrize("name", TAGGERS)
+def test_log_probabilities_of_tokens_and_gradients_equal_transformers(name: str, tmp_path: Path) -> None:
+    reference = write_encoder(tmp_path / "from", name, "ForTokenClassification")
+    _, model = begin(tmp_path / "from", "tagging", LABELS[:3])
+    source, tags = torch.where(MASK, IDS, model.config.pad_id), torch.where(MASK, IDS % 3, -1)
+    logits = reference(input_ids=source, attention_mask=MASK.long()).logits
+    expected = functional.cross_entropy(logits[MASK], tags[MASK], reduction="sum")
+    assert_trained(model, label_loss(model, LabelledBatch(source, LENGTHS, tags)), reference, expected)
 
 
 @pytest.mark.parametrize("name", DECODERS)

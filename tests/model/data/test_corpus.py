@@ -11,6 +11,7 @@ from sightline.model.data.corpus import MAX_DEV_RECORDS, MAX_LABELS, Corpus, has
 from sightline.model.data.files import CorpusError
 from sightline.model.data.formats import Reading
 from sightline.model.data.records import TASK_NAMES, LabelledRecord, PairRecord, TaskName, TextRecord, texts_of
+from sightline.model.data.tagged_files import TAGGED
 from tests.support.tables import read_table
 
 
@@ -147,6 +148,8 @@ def test_missing_data_is_named_with_the_formats_of_the_task(tmp_path: Path, task
     if task in ("translation", "encoder", "reranking"):
         formats = formats.replace(".ods", ".ods, .tmx, .xlf, .xliff, .sdlxliff, .mqxliff, .mxliff")
     pairs = " or as two files, such as train.de and train.en" if task in ("translation", "encoder", "reranking") else ""
+    if task == "tagging":
+        formats = f"{', '.join(TAGGED[:-1])} or {TAGGED[-1]}"
     expected = f"{task} needs a file in the format {formats}, {FOLDER}{pairs}"
     assert error_of(tmp_path / "data", task) == f"missing file or folder {tmp_path / 'data'}; {expected}"
     for name, way_out in (("data.foo", ""), ("data.zip", "unpack it; ")):

@@ -14,9 +14,11 @@ from sightline.base.errors import UsageError
 from sightline.model.data.files import MAX_LINE_BYTES, CorpusError, _unique
 from sightline.model.data.formats import Reading, read_records
 from sightline.model.data.records import (
+    Entity,
     LabelledRecord,
     PairRecord,
     Record,
+    TaggedRecord,
     TaskName,
     TextRecord,
 )
@@ -380,7 +382,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, reason: 
 
 def test_the_documented_records_can_be_read(tmp_path: Path) -> None:
     page = Path("docs/reference/training-data.md").read_text(encoding="utf-8")
-    block, dialogues = re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)
+    block, dialogues, tagged = re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)
     pair, labelled, with_labels, dialogue = block.splitlines()
     for line, task, multi_label in (
         (pair, "translation", False),
@@ -391,6 +393,11 @@ def test_the_documented_records_can_be_read(tmp_path: Path) -> None:
     ):
         (tmp_path / "a.jsonl").write_text(line, encoding="utf-8")
         assert len(read(tmp_path / "a.jsonl", cast(TaskName, task), multi_label=multi_label)) == 1
+    (columns,) = re.findall(r"```text\n(-DOCSTART-.*?)```", page, flags=re.DOTALL)
+    for name, content in (("a.jsonl", tagged), ("a.conll", columns)):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        for record in read(tmp_path / name, "tagging"):
+            assert isinstance(record, TaggedRecord) and record.entities[0] == Entity(0, 7, "PER")
 
 
 def test_lines_are_read_one_after_another(tmp_path: Path) -> None:

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from sightline.model.config import ArchitectureConfig, CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
+from sightline.model.config import (
+    ArchitectureConfig,
+    CausalConfig,
+    ClassifierConfig,
+    EncoderConfig,
+    TaggerConfig,
+    TransformerConfig,
+)
 from sightline.model.data.preparation import Facts, Lengths
 from sightline.model.data.records import TaskName
 from sightline.model.training.recipe import Recipe, choose, choose_vocabulary
@@ -15,6 +22,7 @@ MODELS: dict[TaskName, type[ArchitectureConfig]] = {
     "classification": ClassifierConfig,
     "language-model": CausalConfig,
     "encoder": EncoderConfig,
+    "tagging": TaggerConfig,
 }
 
 
@@ -28,7 +36,7 @@ def make_facts(task: TaskName, num_examples: int, mean_tokens: int = 15, longest
         repeated={},
         overlap={},
         source_overlap={},
-        labels={"a": 1, "b": 1, "c": 1} if task == "classification" else {},
+        labels={"a": 1, "b": 1, "c": 1} if task in ("classification", "tagging") else {},
         labels_missing_in_dev=(),
         num_contradictions=0,
         has_dialogues=False,

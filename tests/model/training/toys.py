@@ -15,7 +15,14 @@ import torch
 from safetensors.torch import load_file
 
 from sightline.model.checkpoint import load_metadata
-from sightline.model.config import ArchitectureConfig, CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
+from sightline.model.config import (
+    ArchitectureConfig,
+    CausalConfig,
+    ClassifierConfig,
+    EncoderConfig,
+    TaggerConfig,
+    TransformerConfig,
+)
 from sightline.model.data.corpus import open_corpus
 from sightline.model.data.encoding import encode
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
@@ -23,8 +30,9 @@ from sightline.model.data.formats import Reading
 from sightline.model.data.learnt_texts import read_texts
 from sightline.model.data.preparation import check_corpus, prepare
 from sightline.model.data.records import PairRecord, Record, TaskName
+from sightline.model.data.tags import NO_TAG
 from sightline.model.data.tokenizer_training import read_tokenizer, train_tokenizer
-from sightline.model.training.classification import CLASSIFICATION
+from sightline.model.training.classification import CLASSIFICATION, TAGGING
 from sightline.model.training.contrastive import ENCODER
 from sightline.model.training.language_model import LANGUAGE_MODEL
 from sightline.model.training.task import Evaluation, Task
@@ -74,6 +82,11 @@ TOYS: Mapping[str, Toy] = {
     "language-model": Toy(
         LANGUAGE_MODEL, CausalConfig(VOCABULARY, layers=1, **SIZES), lambda rng, ids: [0] + [1] * (len(ids) - 1)
     ),
+    "tagging": Toy(
+        TAGGING,
+        TaggerConfig(VOCABULARY, encoder_layers=1, word_dropout=0.2, **SIZES),
+        lambda rng, ids: [1 + (id_ > 15) for id_ in ids[:-1]] + [NO_TAG],
+    ),
     "encoder": Toy(ENCODER, EncoderConfig(VOCABULARY, encoder_layers=1, **SIZES), lambda rng, ids: _ids(rng)),
 }
 
@@ -108,7 +121,7 @@ def read_corpus(
     corpus, tokenizer = open_corpus(data, Reading(task, **languages)), run / "tokenizer.json"
     facts = check_corpus(corpus)
     trained = read_tokenizer(tokenizer) if tokenizer.exists() else train_tokenizer(read_texts(corpus.train), vocab_size)
-    encoder = partial(encode, labels=tuple(facts.labels))
+    encoder = partial(encode, labels=facts.outputs)
     return dataclasses.replace(prepare(run, corpus, facts, trained, encoder, config.max_length_tokens), dev_records=())
 
 
