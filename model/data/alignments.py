@@ -1,70 +1,47 @@
 """Files of word links for the pairs of train, in the Pharaoh format.
 
 Line N has the links of pair N: `0-0 1-2`, the indices of a source word and of a target word. Words
-are separated by whitespace, as for fast_align and eflomal. If links lie beyond these, punctuation
-marks are words of their own, as for `POST /v1/align`.
+are separated by whitespace, as for fast_align and eflomal.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer
 
-from sightline.base.text.words import Span, word_spans
 from sightline.model.data.corpus import Split
 from sightline.model.data.examples import Example, Examples, MemoryExamples
 from sightline.model.data.files import CorpusError, read_lines
 from sightline.model.data.records import PairRecord
 
-_CHUNK = 1_000  # pairs that are encoded at once
 _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 Link = tuple[int, int]
 WordTokens = tuple[list[int], list[int]]  # tokens of a word with letters or digits, and with marks only
 
 
-def _whitespace_spans(text: str) -> list[Span]:
-    return [match.span() for match in re.finditer(r"\S+", text)]
-
-
 def read_links(path: Path, split: Split, tokenizer: Tokenizer, examples: Examples) -> tuple[MemoryExamples, str]:
     """Return the indices of linked source and target tokens of each encoded example of train, and a
     note. Raises `CorpusError`, with the line, for a file that does not belong to the pairs.
     """
-    divisions = {"separated by whitespace": _whitespace_spans, "with punctuation marks as words": word_spans}
-    found: dict[str, list[Example]] = {kind: [] for kind in divisions}
-    beyond, last, num_linked, pairs = dict[str, int](), "", 0, _linked_pairs(path, split)
-    while chunk := list(islice(pairs, _CHUNK)):
-        encoded = [
-            tokenizer.encode_batch([getattr(record, side) for _, record, _ in chunk]) for side in ("source", "target")
-        ]
-        for (number, record, links), source, target in zip(chunk, *encoded, strict=True):
-            index = len(found["separated by whitespace"])
-            is_example = index < len(examples) and examples[index] == (source.ids, target.ids)  # not too long
-            num_linked += bool(links) and is_example
-            for last, divide in divisions.items():
-                words = (
-                    _tokens(record.source, source, divide(record.source)),
-                    _tokens(record.target, target, divide(record.target)),
-                )
-                try:
-                    tokens = sorted({token for link in links for token in _token_links(link, *words)})
-                except IndexError:
-                    beyond.setdefault(last, number)
-                    tokens = []
-                if is_example:
-                    found[last].append(([one for one, _ in tokens], [other for _, other in tokens]))
-    kind = next((kind for kind in divisions if kind not in beyond), None)
-    if kind is None:
-        raise CorpusError(
-            f"{path}, line {beyond[last]}: a link is beyond the words of the pair, which are counted from 0; align the "
-            f"pairs of {split} again"
-        )
-    return MemoryExamples(found[kind]), f"{path}: {num_linked:,} pairs have links of words, {kind}"
+    found, num_linked = list[Example](), 0
+    for number, pair, links in _linked_pairs(path, split):
+        source, target = tokenizer.encode_batch([pair.source, pair.target])
+        words = _tokens(pair.source, source), _tokens(pair.target, target)
+        try:
+            tokens = sorted({token for link in links for token in _token_links(link, *words)})
+        except IndexError:
+            raise CorpusError(
+                f"{path}, line {number}: a link is beyond the words of the pair, which whitespace separates and which "
+                f"are counted from 0; align the pairs of {split} again"
+            ) from None
+        if len(found) < len(examples) and examples[len(found)] == (source.ids, target.ids):  # not too long
+            num_linked += bool(links)
+            found.append(([one for one, _ in tokens], [other for _, other in tokens]))
+    return MemoryExamples(found), f"{path}: {num_linked:,} pairs have links of words, separated by whitespace"
 
 
 def _linked_pairs(path: Path, split: Split) -> Iterator[tuple[int, PairRecord, list[Link]]]:
@@ -76,17 +53,16 @@ def _linked_pairs(path: Path, split: Split) -> Iterator[tuple[int, PairRecord, l
         if not number or None in matches:
             problem = f", line {number} has other words than links such as 0-0 1-2" if number else " has too few lines"
             raise CorpusError(f"{path}{problem}; line N must have the links of pair N of {split}")
-        links = [(int(match[1]), int(match[2])) for match in matches if match]
         if isinstance(record, PairRecord) and (split.part is None or split.part.contains(record)):
-            yield number, record, links
+            yield number, record, [(int(match[1]), int(match[2])) for match in matches if match]
     if next(lines, None) is not None:
         raise CorpusError(f"{path} has more than {number:,} lines; line N must have the links of pair N of {split}")
 
 
-def _tokens(text: str, encoding: Encoding, spans: Sequence[Span]) -> list[WordTokens]:
+def _tokens(text: str, encoding: Encoding) -> list[WordTokens]:
     """Return the tokens of each word; a token belongs to the word of its last character."""
-    words: list[WordTokens] = [([], []) for _ in spans]
-    starts = [start for start, _ in spans]
+    starts = [match.start() for match in re.finditer(r"\S+", text)]
+    words: list[WordTokens] = [([], []) for _ in starts]
     for token, (start, end) in enumerate(encoding.offsets):
         if text[start:end].strip() and (word := bisect_right(starts, end - 1) - 1) >= 0:
             words[word][not any(map(str.isalnum, text[start:end]))].append(token)

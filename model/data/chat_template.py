@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -177,7 +178,7 @@ class DialogueEncoder:
 
     def _check(self, record: DialogueRecord) -> None:
         texts = [
-            (f"a message of the role {one.role}", "\n".join([one.name, one.content, _json(one.tool_calls)]))
+            (f"a message of the role {one.role}", f"{one.name}\n{one.content}\n{_json(one.tool_calls)}")
             for one in record.messages
         ]
         for place, text in [*texts, ("a definition of a tool", _json(record.tools))]:
@@ -186,8 +187,7 @@ class DialogueEncoder:
                 raise UsageError(f"{place} contains {token}, a special token of the tokenizer; remove it")
 
 
-def _json(value: Sequence[Any]) -> str:
-    return json.dumps(value, ensure_ascii=False) if value else ""
+_json = partial(json.dumps, ensure_ascii=False)
 
 
 def _joined(prompt: str, until: str, message: str) -> str:

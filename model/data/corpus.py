@@ -26,11 +26,10 @@ from sightline.model.data.pair_names import (
     choose_sides,
     groups_of,
     is_units,
-    languages_of,
-    languages_of_units,
     reading_of_units,
     sides_of,
     sides_of_split,
+    with_languages,
 )
 from sightline.model.data.records import LabelledRecord, PairRecord, Record, TaggedRecord, TaskName, key_of
 from sightline.model.data.tagged_files import TAGGED
@@ -58,8 +57,10 @@ class Division:
     seed: int
     dev: frozenset[int]  # hashes of the texts of dev
 
-    def contains(self, record: Record) -> bool:
-        return (hash_texts(key_of(record), self.seed) in self.dev) == self.is_dev
+    def contains(self, record: Record | str) -> bool:
+        """Return whether a record is in this part; those that are left out count for train."""
+        is_dev = not isinstance(record, str) and hash_texts(key_of(record), self.seed) in self.dev
+        return is_dev == self.is_dev
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,7 @@ class Split:
         each; one mapping for several splits compares them.
         """
         for number, record in read_records(self.files, self.reading, kinds):
-            if self.part is None:
-                yield number, record
-            elif isinstance(record, str):  # a record that is left out counts for train
-                if not self.part.is_dev:
-                    yield number, record
-            elif self.part.contains(record):
+            if self.part is None or self.part.contains(record):
                 yield number, record
 
     def location(self, index: int) -> str:
@@ -137,19 +133,15 @@ def open_corpus(data: Path, reading: Reading, split_seed: int = 1) -> Corpus:
         raise CorpusError(f"source and target must be different languages, got {source} for both")
     if reading.multi_label and task != "classification":
         raise CorpusError(f"several labels a text are possible for classification only; omit the option for {task}")
-    languages = (source, target) if source and target else None
-    files: dict[str, tuple[Path, ...]] = {}
-    if data.is_file():
-        languages, files["train"] = _files_of(data, reading)
-    elif data.is_dir():
-        languages, files = _find_files(data, reading)
-    else:
-        raise CorpusError(f"missing file or folder {data}; {_expected(task)}")
-    if languages is None and (source or target):
+    reading, files = _find_files(data, reading)
+    if "train" not in files:
+        present = ", ".join(sorted(path.name for path in data.iterdir())[:8]) or "no files"
+        raise CorpusError(f"missing file train in {data}, which has {present}; {_expected(task)}")
+    languages = reading.source or "", reading.target or ""
+    if any(languages) and not all(languages):
         raise CorpusError(f"one language of {data} is given, {source or target}; give both, source and target, or none")
-    reading = reading_of_units(files, reading, languages)
     splits = {name: Split(name, paths, reading) for name, paths in files.items()}
-    digests = {path.name: _digest(path) for split in splits.values() for path in split.files}
+    digests = {path.name: digest_of(path) for split in splits.values() for path in split.files}
     is_divided = "dev" not in splits
     if is_divided:
         splits["train"], splits["dev"] = _divide(splits["train"], split_seed)
@@ -160,7 +152,7 @@ def open_corpus(data: Path, reading: Reading, split_seed: int = 1) -> Corpus:
         splits.get("test"),
         digests,
         split_seed if is_divided else None,
-        languages if languages and (task == "encoder" or all(map(is_language, languages))) else None,
+        languages if all(languages) and (task == "encoder" or all(map(is_language, languages))) else None,
     )
 
 
@@ -168,15 +160,11 @@ def open_held_out(data: Path, reading: Reading) -> Split:
     """Find the records of a file, or of the part test, or else dev, of a folder, as `open_corpus`
     does. A folder without test and dev is divided as there.
     """
+    found, files = _find_files(data, reading)
     if data.is_file():
-        languages, files = _files_of(data, reading)
-        return Split("test", files, reading_of_units({"test": files}, reading, languages))
-    if data.is_dir():
-        languages, by_split = _find_files(data, reading, needs_train=False)
-        for name in ("test", "dev"):
-            if name in by_split:
-                return Split(name, by_split[name], reading_of_units(by_split, reading, languages))
-    return open_corpus(data, reading).dev
+        return Split("test", files["train"], found)
+    name = next((name for name in ("test", "dev") if name in files), None)
+    return open_corpus(data, reading).dev if name is None else Split(name, files[name], found)
 
 
 def _formats(task: TaskName) -> tuple[str, ...]:
@@ -195,67 +183,69 @@ def _expected(task: TaskName) -> str:
     )
 
 
-def _files_of(data: Path, reading: Reading) -> tuple[tuple[str, str] | None, tuple[Path, ...]]:
-    """Return the languages, if they are known, and the file, or both files of a pair."""
-    if reading.task in PAIR_TASKS:
-        if is_units(data):
-            return languages_of_units(data, reading), (data,)
-        sides = None if ending_of(data) in READERS else sides_of(data, reading)
-        if sides is not None:
+def _find_files(data: Path, reading: Reading) -> tuple[Reading, dict[str, tuple[Path, ...]]]:
+    """Return a reading with the languages, if they are known, and the files of each split; those of
+    one file, or of both sides of which it is one, are train.
+    """
+    if data.is_file():
+        files, pairs = _files_of(data, reading)
+    elif data.is_dir():
+        files, pairs = _files_in(data, reading)
+    else:
+        raise CorpusError(f"missing file or folder {data}; {_expected(reading.task)}")
+    for path in [path for paths in files.values() for path in paths if is_units(path)][:1]:
+        reading = reading_of_units(path, reading)
+    chosen = None
+    for split, sides in pairs.items():
+        if len(sides) > 1 and chosen is None:
             chosen = choose_sides(data, sides, reading)
-            return languages_of(chosen, reading), (sides[chosen[0]], sides[chosen[1]])
-    if ending_of(data) not in _formats(reading.task):
-        way_out = WAYS_OUT.get(ending_of(data), "")
-        raise CorpusError(f"{data} has an unsupported format{way_out and f'; {way_out}'}; {_expected(reading.task)}")
-    return (reading.source, reading.target) if reading.source and reading.target else None, (data,)
+            reading = with_languages(reading, chosen)
+        if chosen is not None:
+            files[split] = both_sides(split, sides, chosen)
+    return reading, files
 
 
-def _find_files(
-    folder: Path, reading: Reading, *, needs_train: bool = True
-) -> tuple[tuple[str, str] | None, dict[str, tuple[Path, ...]]]:
-    """Return the languages, if they are known, and the files of each split."""
-    task = reading.task
-    groups = groups_of(folder, reading) if task in PAIR_TASKS else {}
+def _files_of(path: Path, reading: Reading) -> tuple[dict[str, tuple[Path, ...]], dict[str, Sides]]:
+    ending, is_table = ending_of(path), ending_of(path) in READERS or is_units(path)
+    sides = sides_of(path, reading) if reading.task in PAIR_TASKS and not is_table else None
+    if sides is not None:
+        return {}, {"train": sides}
+    if ending not in _formats(reading.task):
+        way_out = WAYS_OUT.get(ending, "")
+        raise CorpusError(f"{path} has an unsupported format{way_out and f'; {way_out}'}; {_expected(reading.task)}")
+    return {"train": (path,)}, {}
+
+
+def _files_in(folder: Path, reading: Reading) -> tuple[dict[str, tuple[Path, ...]], dict[str, Sides]]:
+    """Return the file of each split of a folder, or the files that may be its sides."""
+    groups = groups_of(folder, reading) if reading.task in PAIR_TASKS else {}
     files, pairs = dict[str, tuple[Path, ...]](), dict[str, Sides]()
     for split, names in SPLIT_NAMES.items():
-        candidates = [(folder / f"{name}{ending}",) for name in names for ending in _formats(task)]
-        present: list[tuple[Path, ...]] = [candidate for candidate in candidates if candidate[0].is_file()]
-        if task != "language-model" and len(present) > 1:
-            present = [paths for paths in present if paths[0].suffix != TEXT]
+        paths = [folder / f"{name}{ending}" for name in names for ending in _formats(reading.task)]
+        present: list[tuple[Path, ...]] = [(path,) for path in paths if path.is_file()]
+        if reading.task != "language-model" and len(present) > 1:
+            present = [(path,) for (path,) in present if path.suffix != TEXT]
         for sides in sides_of_split(groups, names):
-            if len(sides) > 1:
-                present.append(tuple(sides.values()))
-            if present[:1] in ([], [tuple(sides.values())]):
+            both = tuple(sides.values())
+            present += [both] * (len(both) > 1)
+            if present[:1] in ([], [both]):
                 pairs[split] = sides
         if len(present) > 1:
             first, second = (" and ".join(path.name for path in paths) for paths in present[:2])
             raise CorpusError(f"{folder} has two candidates for {split}, {first} and {second}; remove one of them")
         if present:
             files[split] = present[0]
-    if needs_train and not files and task in PAIR_TASKS:  # names without "train"
+    if not files and reading.task in PAIR_TASKS:  # names without "train"
         # Sides such as zh_CN and zh_TW differ in two parts; the longest comes first.
         others = {tuple(sides.values()): sides for sides in reversed(groups.values()) if len(sides) > 1}
         memories = [path for path in folder.iterdir() if is_units(path)]
         if len(others) + len(memories) == 1:
-            files["train"], pairs = tuple(memories), dict(zip(["train"], others.values(), strict=False))
-    if needs_train and "train" not in files:
-        present_names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "no files"
-        raise CorpusError(f"missing file train in {folder}, which has {present_names}; {_expected(task)}")
-    languages = (reading.source, reading.target) if reading.source and reading.target else None
-    units = [path for paths in files.values() for path in paths if is_units(path)]
-    if units and languages is None:
-        languages = languages_of_units(units[0], reading)
-    chosen = None
-    for split, sides in pairs.items():
-        if len(sides) > 1 and chosen is None:
-            chosen = choose_sides(folder, sides, reading)
-            languages = languages or languages_of(chosen, reading)
-        if chosen is not None:
-            files[split] = both_sides(split, sides, chosen)
-    return languages, files
+            sides_of_train = next(iter(others.values()), None)
+            return ({"train": tuple(memories)}, {}) if sides_of_train is None else ({}, {"train": sides_of_train})
+    return files, pairs
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -2,7 +2,7 @@
 
 messages                    OpenAI and TRL: objects with `role` and `content`
 conversations               ShareGPT: objects with `from` and `value`
-instruction, output         Alpaca, with `input` and `history`
+instruction, output         Alpaca, with `input`
 prompt, completion          texts or lists of messages; only the completion is part of the loss
 """
 
@@ -15,14 +15,15 @@ from typing import Any, NoReturn
 from sightline.model.data.files import kind_of
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Role
 
-_LISTS = ("messages", "conversations", "conversation")
-_PAIRS = (("instruction", "output"), ("instruction", "response"), ("prompt", "completion"), ("prompt", "response"))
+_FORMS = (
+    *(("messages",), ("conversations",), ("conversation",)),
+    *(("instruction", "output"), ("instruction", "response"), ("prompt", "completion"), ("prompt", "response")),
+)
 FORMS = "text, messages, conversations, instruction and output, or prompt and completion"
 _FIELDS = {"system", "tools", "functions", "parallel_tool_calls"}  # of all forms
-_INSTRUCTION_FIELDS = {"input", "context", "history"}
-_PREFERENCES = ("chosen", "rejected", "preferred_output", "non_preferred_output")
+_INSTRUCTION = ("instruction", "input", "context")
+_PREFERENCES = ("chosen", "rejected", "preferred_output", "non_preferred_output", "label")  # label: with prompt
 
-_TURNS: tuple[Role, Role] = ("user", "assistant")
 _CALL_ROLES = ("function_call", "tool_call")  # a message of the assistant whose content is calls
 _ROLES: Mapping[str, Role] = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -58,24 +59,16 @@ class DialogueReader:
     def form_of(self, fields: Mapping[str, Any]) -> str | None:
         """Return the names of the fields that have the dialogue of a row; None for plain text."""
         given = {name for name, value in fields.items() if value is not None}
-        preferences = next((name for name in _PREFERENCES if name in given), None)
-        if preferences is not None:
+        for name in [name for name in _PREFERENCES if name in given and (name != "label" or "prompt" in given)]:
             self._fail(
-                f"{preferences} is a field of preferences, which are not trained; write the preferred replies as "
-                "prompt and completion, or as messages"
+                f"{name} is a field of preferences, which are not trained; write the preferred replies as prompt and "
+                "completion, or as messages"
             )
-        forms = [(name,) for name in _LISTS if name in given] + [pair for pair in _PAIRS if given.issuperset(pair)]
-        names = [" and ".join(form) for form in forms]
+        names = [" and ".join(form) for form in _FORMS if given.issuperset(form)]
         if len(names) > 1:
             self._fail(f"{names[0]} are one form of a dialogue, and {names[1]} another; remove one of them")
-        if names and "label" in given and forms[0][0] == "prompt":
-            self._fail(
-                "label marks completions that are not preferred, which are not trained; keep the lines with preferred "
-                "completions, without label"
-            )
         if not names and "text" not in fields:
-            unknown = next(iter(fields), None)
-            found = "no field" if unknown is None else f"unknown field {unknown[:40]!r}"
+            found = f"unknown field {next(iter(fields))[:40]!r}" if fields else "no field"
             self._fail(f"{found}; a text or dialogue has the fields {FORMS}")
         return names[0] if names else None
 
@@ -83,14 +76,17 @@ class DialogueReader:
         """Return the dialogue of a row whose form is known."""
         first, *rest = form.split(" and ")
         self._ids, self._open_calls = count(), []
-        known = {first, *rest, *_FIELDS, *(_INSTRUCTION_FIELDS if first == "instruction" else ())}
+        known = {first, *rest, *_FIELDS, *(_INSTRUCTION if first == "instruction" else ())}
         self._unread = {name for name, value in fields.items() if name not in known and not _is_empty(value)}
         system = self._turn(fields.get("system") or "", "system", "system")
         if not rest:
             messages = [*system, *self._messages(fields[first], first)]
         else:
-            question = self._instruction(fields) if first == "instruction" else self._turn(fields[first], first, "user")
-            before = [replace(message, has_loss=False) for message in (*system, *question)]
+            question = fields[first]
+            if first == "instruction":
+                parts = [self._text(fields[name], name) for name in _INSTRUCTION if fields.get(name)]
+                question = "\n\n".join(part for part in parts if part.strip())
+            before = [replace(message, has_loss=False) for message in (*system, *self._turn(question, first, "user"))]
             messages = before + self._turn(fields[rest[0]], rest[0], "assistant")
         messages = [one for one in messages if one.role != "system" or one.content.strip()]
         start = next((index for index, one in enumerate(messages) if one.role == "user"), len(messages))
@@ -101,28 +97,17 @@ class DialogueReader:
                 f"{form.replace(' and ', ', ')}: no message of the assistant that follows one of the user has loss; "
                 "add a reply, or remove the dialogue"
             )
-        name = next((name for name in ("tools", "functions") if fields.get(name)), None)
-        tools = () if name is None else self._tools(fields[name], name)
-        return DialogueRecord(tuple(messages), tools, frozenset(self._unread))
+        name = "tools" if fields.get("tools") else "functions"
+        if not isinstance(tools := self._parsed(fields.get(name) or [], name), list):
+            self._fail(f"{name} must be a list of objects, or its JSON text, got {kind_of(tools)}")
+        functions = [self._function(tool, f"{name}[{index}]") for index, tool in enumerate(tools)]
+        defined = tuple({"type": "function", "function": function} for function in functions)
+        return DialogueRecord(tuple(messages), defined, frozenset(self._unread))
 
     def _turn(self, value: Any, name: str, role: Role) -> list[DialogueMessage]:
         """Return the messages of a field that is one text, or a list of messages."""
-        return (
-            self._messages(value, name) if isinstance(value, list) else [DialogueMessage(role, self._text(value, name))]
-        )
-
-    def _instruction(self, fields: Mapping[str, Any]) -> list[DialogueMessage]:
-        """Return the messages of an instruction, with earlier exchanges."""
-        history = fields.get("history") or []
-        if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
-            self._fail("history must be a list of pairs, the texts of an instruction and its reply")
-        earlier = [
-            DialogueMessage(role, self._text(text, "history"))
-            for pair in history
-            for role, text in zip(_TURNS, pair, strict=True)
-        ]
-        parts = [self._text(fields[name], name) for name in ("instruction", "input", "context") if fields.get(name)]
-        return [*earlier, DialogueMessage("user", "\n\n".join(part for part in parts if part.strip()))]
+        is_list = isinstance(value, list)
+        return self._messages(value, name) if is_list else [DialogueMessage(role, self._text(value, name))]
 
     def _messages(self, value: Any, name: str) -> list[DialogueMessage]:
         if not isinstance(value, list):
@@ -158,7 +143,10 @@ class DialogueReader:
         if content is None and (calls or role == "tool"):
             content = ""
         author = self._text(fields.get("name") or "", f"{name}.name")
-        id_ = self._result_id(fields.get("tool_call_id"), name) if role == "tool" else ""
+        id_ = ""
+        if role == "tool":  # a result without an id belongs to the first call without result
+            id_ = self._text(fields.get("tool_call_id") or next(iter(self._open_calls), ""), f"{name}.tool_call_id")
+            self._open_calls = [call for call in self._open_calls if call != id_]
         has_loss = weight is None or bool(weight)
         return DialogueMessage(role, self._content(content, f"{name}.{content_key}"), has_loss, author, calls, id_)
 
@@ -192,14 +180,6 @@ class DialogueReader:
             calls.append({"id": id_, "type": "function", "function": described})
         return tuple(calls)
 
-    def _tools(self, value: Any, name: str) -> tuple[Mapping[str, Any], ...]:
-        """Return definitions of tools in the form of OpenAI, given those or functions alone."""
-        value = self._parsed(value, name)
-        if not isinstance(value, list):
-            self._fail(f"{name} must be a list of objects, or its JSON text, got {kind_of(value)}")
-        functions = [self._function(tool, f"{name}[{index}]") for index, tool in enumerate(value)]
-        return tuple({"type": "function", "function": function} for function in functions)
-
     def _function(self, value: Any, name: str) -> dict[str, Any]:
         """Return the function of a call or a definition, which must have a name."""
         fields = value if isinstance(value, dict) else {}
@@ -222,14 +202,6 @@ class DialogueReader:
         except (ValueError, RecursionError):
             self._fail(f"{name} must be JSON; correct the text, or write the value without quotes")
         return parsed
-
-    def _result_id(self, value: Any, name: str) -> str:
-        """Return the id of a result; one without an id belongs to the first call without result."""
-        if value is None:
-            return self._open_calls.pop(0) if self._open_calls else ""
-        if value in self._open_calls:
-            self._open_calls.remove(value)
-        return self._text(value, f"{name}.tool_call_id")
 
 
 def _is_empty(value: Any) -> bool:

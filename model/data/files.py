@@ -5,11 +5,11 @@
     .tsv              columns separated by tabs, without quotes
     .csv              columns with the quotes of RFC 4180; the separator is found in the first rows
     .xlsx, .xls, .ods first sheet with cells of a workbook
-    .txt              one text per line for language models, otherwise as .csv
+    .txt              one text per line for language models, as .csv for labels, as .tsv for pairs
 
-The first row of a table names its columns. Texts are UTF-8, UTF-16 with a byte order mark, or in an
-encoding that the user names. A line ends with a line feed, optionally preceded by a carriage
-return. Files are read as streams, one line at a time in memory, except `.json` and workbooks.
+The first row of a table names its columns, if its names are known. Texts are UTF-8, UTF-16 with a
+byte order mark, or in an encoding that the user names. A line ends with a line feed, optionally
+preceded by a carriage return. Files are read as streams, except `.json` and workbooks.
 """
 
 import codecs
@@ -19,7 +19,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from itertools import chain, islice
 from pathlib import Path
@@ -29,8 +29,9 @@ from sightline.base.errors import UsageError
 
 MAX_LINE_BYTES = 2**22  # its encoding takes up to 180 times the memory
 MAX_JSON_BYTES = 2**28  # of a file that is read whole
-TEXT, CSV, JSON, GZIP = ".txt", ".csv", ".json", ".gz"
+TEXT, CSV, TSV, JSON, GZIP = ".txt", ".csv", ".tsv", ".json", ".gz"
 WORKBOOKS = (".xlsx", ".xls", ".ods")
+PAIR = ["source", "target"]
 SEPARATORS = ",;\t|"  # of the columns of CSV
 NUM_FIRST_ROWS = 1_000  # rows of a table that determine separator and names of columns
 
@@ -39,14 +40,15 @@ _BOMS_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # first line that Excel reads
 _ONE_OBJECT = "each line must be one JSON object"
 _NOT_UTF_8 = (
-    "save the file as UTF-8 (Excel: CSV UTF-8), or name its encoding with --encoding, such as cp1252 (Western European "
-    "texts of Windows) or utf-16"
+    "save the file as UTF-8 (Excel: CSV UTF-8); for training, --encoding can name another, such as cp1252 (Western "
+    "European texts of Windows) or utf-16"
 )
 
 # Number of the line where a record begins, and its fields. Cells of tables are strings.
 Row: TypeAlias = tuple[int, dict[str, Any]]
 Cells: TypeAlias = tuple[int, list[str]]
-# Returns the names of columns for the first rows of a table, None if the first row has them.
+# Returns the names of columns for the first rows of a table, None if the first row has them. Tables
+# of a `PAIR` have tabs, and rows may have more columns.
 NameColumns: TypeAlias = Callable[[Sequence[Sequence[str]]], list[str] | None]
 
 
@@ -83,38 +85,26 @@ def read_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[int, s
     with open_file(path) as file:
         if encoding is None and file.peek(2)[:2] in _BOMS_16:
             encoding = "utf-16"
-        name = codecs.lookup(encoding or "utf-8").name
         # Line feeds of these encodings have several bytes.
-        is_wide = name.startswith(("utf-16", "utf-32"))
-        lines = io.TextIOWrapper(file, encoding, newline="\n") if is_wide else file
-        for number, line in enumerate(_lines(path, lines), start=1):
-            try:
+        is_wide = codecs.lookup(encoding or "utf-8").name.startswith(("utf-16", "utf-32"))
+        lines, number = io.TextIOWrapper(file, encoding, newline="\n") if is_wide else file, 0
+        try:
+            while line := lines.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    limit = f"longer than {MAX_LINE_BYTES >> 20} MiB"
+                    raise CorpusError(f"{at(path, number)}: {limit}; divide the text into several lines")
                 text = line if isinstance(line, str) else line.decode(encoding or "utf-8")
-            except UnicodeDecodeError as error:
-                raise CorpusError(
-                    f"{at(path, number)}, column {error.start + 1} (in bytes): byte 0x{error.object[error.start]:02x} "
-                    f"is not {encoding or 'UTF-8'}; {_NOT_UTF_8}"
-                ) from None
-            if "\0" in text:
-                raise CorpusError(
-                    f"{at(path, number)}, column {text.index(chr(0)) + 1}: NUL byte; the file is binary or not UTF-8; "
-                    f"{_NOT_UTF_8}"
-                )
-            yield number, text.removeprefix("\ufeff") if number == 1 else text
-
-
-def _lines(path: Path, file: io.TextIOWrapper | BufferedReader) -> Iterator[str | bytes]:
-    number = 0
-    try:
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise CorpusError(
-                    f"{at(path, number)}: longer than {MAX_LINE_BYTES >> 20} MiB; divide the text into several lines"
-                )
-            yield line
-    except UnicodeDecodeError as error:  # of wide encodings
-        raise CorpusError(f"{path}: not {error.encoding} after line {number} ({error.reason}); {_NOT_UTF_8}") from None
+                if "\0" in text:
+                    where = f"{at(path, number)}, column {text.index(chr(0)) + 1}"
+                    raise CorpusError(f"{where}: NUL byte; the file is binary or not UTF-8; {_NOT_UTF_8}")
+                yield number, text.removeprefix("\ufeff") if number == 1 else text
+        except UnicodeDecodeError as error:
+            column = f"column {error.start + 1} (in bytes): byte 0x{error.object[error.start]:02x}"
+            problem = f"{at(path, number)}, {column} is not {encoding or 'UTF-8'}"
+            raise CorpusError(
+                f"{f'{path}: not {encoding} after line {number}' if is_wide else problem}; {_NOT_UTF_8}"
+            ) from None
 
 
 def read_texts(path: Path, encoding: str | None = None) -> Iterator[tuple[int, str]]:
@@ -141,27 +131,20 @@ def _read_objects(path: Path, encoding: str | None = None) -> Iterator[Row]:
         if line.strip():
             is_list = line.lstrip().startswith("[")
             expected = f"{_ONE_OBJECT}{'; rename a file with one list of objects to .json' if is_list else ''}"
-            yield number, _fields(_parse(line, at(path, number), expected), at(path, number), expected)
-
-
-def _fields(value: Any, where: str, expected: str) -> dict[str, Any]:
-    if isinstance(value, list) and list(map(type, value)) == [str, dict]:
-        value = {"text": value[0], **value[1]}  # as in training data of spaCy
-    if not isinstance(value, dict):
-        raise CorpusError(f"{where}: expected a JSON object, got {kind_of(value)}; {expected}")
-    return value
+            yield number, _object(_parse(line, at(path, number), expected), at(path, number), expected)
 
 
 def _parse(text: str, where: str, expected: str) -> Any:
     try:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        line = f", line {error.lineno}" if error.lineno > 1 else ""
-        raise CorpusError(f"{where}{line}, column {error.colno}: JSON error: {error.msg}; {expected}") from None
+        line, problem = f", line {error.lineno}" if error.lineno > 1 else "", error.msg
+        where = f"{where}{line}, column {error.colno}"
     except RecursionError:
-        raise CorpusError(f"{where}: JSON error: nested too deeply; {expected}") from None
+        problem = "nested too deeply"
     except ValueError as error:  # of the hooks of the decoder, or of an integer with thousands of digits
-        raise CorpusError(f"{where}: JSON error: {error}; {expected}") from None
+        problem = str(error)
+    raise CorpusError(f"{where}: JSON error: {problem}; {expected}")
 
 
 def _read_json(path: Path, encoding: str | None = None) -> Iterator[Row]:
@@ -187,7 +170,15 @@ def _read_json(path: Path, encoding: str | None = None) -> Iterator[Row]:
         found = f"an object with {len(lists)} lists" if isinstance(value, dict) else kind_of(value)
         raise CorpusError(f"{path}: {expected}, got {found}")
     for number, fields in enumerate(lists[0], start=1):
-        yield number, _fields(fields, at(path, number), expected)
+        yield number, _object(fields, at(path, number), expected)
+
+
+def _object(value: Any, where: str, expected: str) -> dict[str, Any]:
+    if isinstance(value, list) and list(map(type, value)) == [str, dict]:
+        value = {"text": value[0], **value[1]}  # as in training data of spaCy
+    if not isinstance(value, dict):
+        raise CorpusError(f"{where}: expected a JSON object, got {kind_of(value)}; {expected}")
+    return value
 
 
 def _split_lines(path: Path, encoding: str | None) -> Iterator[Cells]:
@@ -195,31 +186,27 @@ def _split_lines(path: Path, encoding: str | None) -> Iterator[Cells]:
 
 
 def _read_csv(path: Path, encoding: str | None, separator: str = "") -> Iterator[Cells]:
-    separator = separator or _find_separator(path, encoding)
     csv.field_size_limit(MAX_LINE_BYTES)  # of all readers of this process; by default 131,072
     lines = (line for _, line in read_lines(path, encoding))
-    start = [] if _SEPARATOR_LINE.fullmatch(first := next(lines, "")) else [first]
+    named = _SEPARATOR_LINE.fullmatch(first := next(lines, ""))
+    start, separator = [] if named else [first], separator or (named[1] if named else _find_separator(path, encoding))
     rows = csv.reader(chain(start, lines), strict=True, delimiter=separator)
-    while True:
-        number = rows.line_num + 2 - len(start)  # a row may have several lines
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise CorpusError(
-                f"{at(path, number)}: CSV error: {error}; texts with the separator {separator!r}, quotes or line "
-                "breaks must be in double quotes"
-            ) from None
-        yield number, row
+    number = 2 - len(start)
+    try:
+        for row in rows:
+            yield number, row
+            number = rows.line_num + 2 - len(start)  # a row may have several lines
+    except csv.Error as error:
+        raise CorpusError(
+            f"{at(path, number)}: CSV error: {error}; texts with the separator {separator!r}, quotes or line breaks "
+            "must be in double quotes"
+        ) from None
 
 
 def _find_separator(path: Path, encoding: str | None) -> str:
-    """Return the separator of a file: that of a line such as sep=; or the one that gives all of the
-    first rows the same number of columns, or else the first row most of them.
+    """Return the separator that gives all of the first rows the same number of columns, or else the
+    first row most of them.
     """
-    if match := _SEPARATOR_LINE.fullmatch(next((line for _, line in read_lines(path, encoding)), "")):
-        return match[1]
     best, found = (False, 1), SEPARATORS[0]
     for separator in SEPARATORS:
         try:
@@ -262,22 +249,23 @@ def _name_cells(path: Path, rows: Iterator[Cells], name_columns: NameColumns) ->
     first = list(islice(rows, NUM_FIRST_ROWS))
     if not first:
         return
-    columns = name_columns([cells for _, cells in first])
-    if columns is None:
-        columns = [name.strip() for name in first.pop(0)[1]]
+    names = name_columns([cells for _, cells in first])
+    columns = names or [name.strip() for name in first.pop(0)[1]]
     while not columns[-1]:  # of empty columns at the end
         columns.pop()
     columns = [name or f"column {index}" for index, name in enumerate(columns, start=1)]
     if len(columns) > len(set(columns)):
-        repeated = next(name for name, count in Counter(columns).items() if count > 1)
-        raise CorpusError(f"{path}: the first line names the column {repeated[:40]!r} twice; rename one")
+        raise CorpusError(f"{path}: the first line names the column {_repeated(columns)!r} twice; rename one")
     for number, cells in chain(first, rows):
-        if len(cells) < len(columns) or any(map(str.strip, cells[len(columns) :])):
-            is_tsv = path.suffix.lower() == ".tsv"
-            raise CorpusError(
-                f"{at(path, number)}: expected {len(columns)} columns as in the first line, got {len(cells)}; texts "
-                f"with the separator or line breaks must be in double quotes{', in a file .csv' if is_tsv else ''}"
+        if len(cells) < len(columns) or (names != PAIR and any(map(str.strip, cells[len(columns) :]))):
+            problem = (
+                f"expected source, tab and target, got {len(cells)} columns; the sides of two files are found by names "
+                "such as corpus.de.txt and corpus.en.txt in the same folder"
+                if names == PAIR
+                else f"expected {len(columns)} columns as in the first line, got {len(cells)}; texts with the "
+                f"separator or line breaks must be in double quotes{', in a file .csv' * (ending_of(path) == TSV)}"
             )
+            raise CorpusError(f"{at(path, number)}: {problem}")
         yield number, dict(zip(columns, cells, strict=False))
 
 
@@ -289,24 +277,19 @@ Reader: TypeAlias = Callable[[Path, str | None], Iterator[Row]]
 # Readers by the endings of files.
 OBJECTS: Mapping[str, Reader] = {".jsonl": _read_objects, ".ndjson": _read_objects, JSON: _read_json, TEXT: _read_plain}
 TABLES: Mapping[str, Callable[[Path, str | None], Iterator[Cells]]] = {
-    ".tsv": _split_lines,
+    TSV: _split_lines,
     CSV: _read_csv,
     **dict.fromkeys(WORKBOOKS, _read_workbook),
 }
 READERS = tuple(ending for ending in (*OBJECTS, *TABLES) if ending != TEXT)
 
 
+_KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list", dict: "an object"}
+
+
 def kind_of(value: Any) -> str:
     """Return the JSON type of a value with its article."""
-    kinds = {
-        bool: "a boolean",
-        int: "an integer",
-        float: "a number",
-        str: "a string",
-        list: "a list",
-        dict: "an object",
-    }
-    return kinds.get(type(value), "null")
+    return _KINDS.get(type(value), "null")
 
 
 def _reject_constant(name: str) -> NoReturn:
@@ -316,10 +299,12 @@ def _reject_constant(name: str) -> NoReturn:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        repeated = next(name for name, count in counts.items() if count > 1)
-        raise ValueError(f"the field {repeated[:40]!r} occurs twice")
+        raise ValueError(f"the field {_repeated(name for name, _ in pairs)!r} occurs twice")
     return fields
+
+
+def _repeated(names: Iterable[str]) -> str:
+    return next(name[:40] for name, count in Counter(names).items() if count > 1)
 
 
 _DECODER = json.JSONDecoder(parse_constant=_reject_constant, object_pairs_hook=_unique)

@@ -10,17 +10,17 @@ other. `sightline.model.data.files` and `sightline.model.data.pair_files` read t
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sightline.model.data.columns import Columns
+from sightline.model.data.columns import FIELDS, Columns
 from sightline.model.data.dialogues import DialogueReader
 from sightline.model.data.files import (
     CSV,
     READERS,
-    TABLES,
     TEXT,
+    TSV,
     CorpusError,
     at,
     ending_of,
@@ -28,7 +28,7 @@ from sightline.model.data.files import (
     read_rows,
     read_texts,
 )
-from sightline.model.data.pair_files import TABS, XML, has_no_names, read_tabs, read_units
+from sightline.model.data.pair_files import XML, read_units
 from sightline.model.data.records import (
     LabelledRecord,
     PairRecord,
@@ -76,67 +76,58 @@ def read_records(
     if len(files) == 2:
         yield from _read_pairs(*files, reading.encoding)
         return
-    converter = _Converter(reading, {} if kinds is None else kinds, _columns(files[0], reading))
-    rows = _read_rows(files[0], reading, converter.columns)
+    (path,), ending = files, _ending(files[0], reading)
+    columns = Columns(reading, ending)
+    converter = _Converter(reading, {} if kinds is None else kinds, columns)
+    rows: Iterator[tuple[int, dict[str, Any] | str]]
+    if ending in XML:
+        rows = read_units(path, reading.source or "", reading.target or "")
+    elif reading.task == "tagging" and ending in COLUMNS:
+        rows = iter(read_columns(path, ending, reading.encoding))
+    else:
+        rows = iter(read_rows(path, ending, reading.encoding, columns.name))
     for number, fields in one_target_each(rows, reading.task in SIMILARITY_TASKS):
         if isinstance(fields, str):
             yield number, fields
         else:
-            yield number, _unless_blank(converter.record(fields, at(files[0], number)))
+            yield number, _unless_blank(converter.record(fields, at(path, number)))
 
 
 def describe_columns(files: tuple[Path, ...], reading: Reading) -> list[str]:
     """Return sentences about the columns that are read, for the user."""
-    columns = _columns(files[0], reading)
-    has_columns = len(files) == 1 and reading.task != "tagging" and _ending(files[0], reading) in READERS
-    _, first = next(_read_rows(files[0], reading, columns), (0, "")) if has_columns else (0, "")
-    if isinstance(first, str):
+    if len(files) == 2 or reading.task == "tagging" or (ending := _ending(files[0], reading)) not in READERS:
         return []
-    renamed = columns.rename(first)
-    if reading.task in SIMILARITY_TASKS:
-        names = find_names(tuple(renamed))
-        used = [names.source, names.target, *names.negatives, *filter(None, [names.score])]
-    else:
-        used = [name for names in _Converter(reading, {}, columns).choices() for name in names]
+    columns, used = Columns(reading, ending), [name for names in _choices(reading) for name in names]
+    for _, fields in islice(read_rows(files[0], ending, reading.encoding, columns.name), 1):
+        renamed = columns.rename(fields)
+        if reading.task in SIMILARITY_TASKS:
+            names = find_names(tuple(renamed))
+            used = [names.source, names.target, *names.negatives, *filter(None, [names.score])]
     return columns.notes(files[0], used)
 
 
-def _columns(path: Path, reading: Reading) -> Columns:
-    return Columns(reading, "column" if _ending(path, reading) in TABLES else "field")
-
-
-def _read_rows(path: Path, reading: Reading, columns: Columns) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Return the fields of the records of a file, or the reasons why they are left out."""
-    ending, named = _ending(path, reading), (reading.source, reading.target)
-    if reading.task == "tagging" and ending in COLUMNS:
-        return iter(read_columns(path, ending, reading.encoding))
-    if reading.task in PAIR_TASKS:
-        if ending in XML:
-            return read_units(path, reading.source or "", reading.target or "")
-        if ending == TEXT or (ending in TABS and has_no_names(path, named, reading.encoding)):
-            return read_tabs(path, reading.encoding)
-    return iter(read_rows(path, ending, reading.encoding, columns.name))
-
-
 def _ending(path: Path, reading: Reading) -> str:
-    """Return the ending of the format of a file; Excel gives texts with tabs the ending .txt."""
+    """Return the ending of the format of a file; tables often have the ending .txt."""
     ending = ending_of(path)
-    return CSV if ending == TEXT and reading.task == "classification" else ending
+    if ending == TEXT and reading.task != "language-model":
+        return CSV if reading.task == "classification" else TSV
+    return ending
 
 
 def _read_pairs(first: Path, second: Path, encoding: str | None) -> Iterator[tuple[int, Record | str]]:
     counts = [0, 0]
     for pair in zip_longest(read_texts(first, encoding), read_texts(second, encoding)):
-        for side, line in enumerate(pair):
-            counts[side] += line is not None
-        if counts[0] == counts[1]:
-            (number, source), (_, target) = pair
-            yield number, _unless_blank(PairRecord(source, target))
+        counts = [line[0] if line else count for line, count in zip(pair, counts, strict=True)]
+        if None not in pair:
+            yield counts[0], _unless_blank(PairRecord(pair[0][1], pair[1][1]))
     if counts[0] != counts[1]:
-        raise CorpusError(
-            f"{first} has {counts[0]} lines, but {second} has {counts[1]}: line N of one must belong to line N of the "
-            "other"
-        )
+        lines = f"{first} has {counts[0]} lines, but {second} has {counts[1]}"
+        raise CorpusError(f"{lines}: line N of one must belong to line N of the other")
+
+
+def _choices(reading: Reading) -> tuple[tuple[str, ...], ...]:
+    """Return the sets of fields that a record may have."""
+    return (("text", "labels"),) * reading.multi_label + (FIELDS[reading.task],)
 
 
 def _unless_blank(record: Record) -> Record | str:
@@ -147,8 +138,8 @@ class _Converter:
     """Converts the fields of rows to records. `_where` is the line of the row, for messages."""
 
     def __init__(self, reading: Reading, kinds: dict[str, str], columns: Columns) -> None:
-        self._task, self._multi_label, self._kinds = reading.task, reading.multi_label, kinds
-        self.columns = columns
+        self._reading, self._task, self._multi_label, self._kinds = reading, reading.task, reading.multi_label, kinds
+        self._columns = columns
         self._names: tuple[str, ...] | None = None  # fields that the last rows had, which are checked
         self._where = ""
         self._dialogues = DialogueReader(self._fail, self._text)
@@ -158,40 +149,9 @@ class _Converter:
         """Return the record of a row. Raises `CorpusError` for fields that are none."""
         self._where = where
         try:
-            fields = self.columns.rename(fields)
+            fields = self._columns.rename(fields)
         except ValueError as error:
             self._fail(str(error))
-        return self._record(fields)
-
-    def _fail(self, problem: str) -> NoReturn:
-        raise CorpusError(f"{self._where}: {problem}")
-
-    def choices(self) -> tuple[tuple[str, ...], ...]:
-        """Return the sets of fields that a record may have."""
-        if self._task in PAIR_TASKS:
-            return (("source", "target"),)
-        if self._task == "language-model":
-            return (("text",),)
-        return (("text", "labels"), ("text", "label")) if self._multi_label else (("text", "label"),)
-
-    def _check_names(self, fields: Mapping[str, Any]) -> None:
-        """Check that the fields have those of one choice; others are ignored."""
-        if tuple(fields) == self._names:
-            return
-        choices = self.choices()
-        fitting = [set(names) for names in choices if fields.keys() >= set(names)]
-        if fitting and set[str]().union(*fitting) in fitting:
-            self._names = tuple(fields)
-            return
-        expected = " or ".join(" and ".join(names) for names in choices)
-        if fitting:
-            self._fail(f"too many fields; the fields are {expected}")
-        if self._task == "classification" and {"text", "labels"} <= fields.keys():
-            self._fail(f"the fields are {expected}, but there is 'labels'; add --multi-label to train with several")
-        name = next(name for name in choices[-1] if name not in fields)
-        self._fail(f"missing field {name!r}; the fields are {expected}, but {self.columns.missing()}")
-
-    def _record(self, fields: Mapping[str, Any]) -> Record:
         if self._task in SIMILARITY_TASKS:
             return self._similar_texts(fields)
         if self._task == "tagging":
@@ -204,9 +164,28 @@ class _Converter:
         self._check_names(fields)
         if self._task in PAIR_TASKS:
             return PairRecord(self._text(fields["source"], "source"), self._text(fields["target"], "target"))
-        if self._task == "classification":
-            return LabelledRecord(self._text(fields["text"], "text"), self._labels(fields))
-        return TextRecord(self._text(fields["text"], "text"))
+        text = self._text(fields["text"], "text")
+        return LabelledRecord(text, self._labels(fields)) if self._task == "classification" else TextRecord(text)
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise CorpusError(f"{self._where}: {problem}")
+
+    def _check_names(self, fields: Mapping[str, Any]) -> None:
+        """Check that the fields have those of one choice; others are ignored."""
+        if tuple(fields) == self._names:
+            return
+        choices = _choices(self._reading)
+        fitting = [names for names in choices if fields.keys() >= {*names}]
+        if len(fitting) == 1:
+            self._names = tuple(fields)
+            return
+        expected = " or ".join(" and ".join(names) for names in choices)
+        if fitting:
+            self._fail(f"too many fields; the fields are {expected}")
+        if self._task == "classification" and {"text", "labels"} <= fields.keys():
+            self._fail(f"the fields are {expected}, but there is 'labels'; add --multi-label to train with several")
+        name = next(name for name in choices[-1] if name not in fields)
+        self._fail(f"missing field {name!r}; the fields are {expected}, but {self._columns.missing()}")
 
     def _similar_texts(self, fields: Mapping[str, Any]) -> PairRecord:
         try:
@@ -244,9 +223,7 @@ class _Converter:
         if not isinstance(value, str | int):
             self._fail(f"{name} must be a string, an integer or a boolean, got {kind_of(value)}")
         self._check_kind("label types", kind_of(value))
-        if isinstance(value, bool):
-            return (str(value).lower(),)
-        return (self._label(str(value), name),)
+        return (self._label(str(value).lower() if isinstance(value, bool) else str(value), name),)
 
     def _label(self, value: Any, name: str) -> str:
         label = self._text(value, name).strip()

@@ -29,7 +29,6 @@ PROBLEMS = {
     "exchanged": ("seem to have source and target exchanged", "exchange or remove them"),
     "untranslated": ("seem to have both sides in the same language", "translate or remove them"),
     "numbers": ("have other numbers on one side than on the other", "check that line and line belong together"),
-    "addresses": ("have a web or mail address on one side only", "check that line and line belong together"),
     "lengths": ("have sides whose lengths do not fit", "check that line and line belong together"),
 }
 
@@ -41,39 +40,42 @@ _OFFSETS = [offset for distance in range(1, 11) for offset in (distance, -distan
 
 _ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ufaff"  # letters of scripts without spaces
 _WORD = re.compile(rf"[{_ALONE}]|[^\W\d_{_ALONE}]+")
-_ADDRESS = re.compile(r"\bhttps?://|\bwww\.|[\w.-]@[\w-]+\.\w")
 _NUMBER = re.compile(r"\d(?:[.,'\u00a0\u202f]?\d)+")  # of several digits, because words also stand for others
 _SCRIPTS = (  # and how names of their letters begin in Unicode
     "Arab ARABIC,Armn ARMENIAN,Beng BENGALI,Cyrl CYRILLIC,Deva DEVANAGARI,Geor GEORGIAN,Grek GREEK,Hans CJK,Hant CJK,"
     "Hebr HEBREW,Jpan CJK HIRAGANA KATAKANA,Kore HANGUL CJK,Latn LATIN,Taml TAMIL,Telu TELUGU,Thai THAI"
 )
 
+Words = tuple[Counter[str], Counter[str]]  # of source and target
+
 
 def pair_warnings(corpus: Corpus) -> Iterator[str]:
     """Yield a sentence for each kind of problem of the pairs of each split."""
     scripts = [_names_of_script(tag) for tag in corpus.languages or ("", "")]
-    words = _Words()
-    splits = corpus.splits
-    if corpus.split_seed is not None:  # dev is a part of the file of train
-        splits = tuple(replace(split, part=None) for split in splits if split.name != "dev")
-    for split in splits:
-        yield from _check(split, words, scripts)
+    words = Counter[str](), Counter[str]()  # of each side of train, which is the first
+    for split in corpus.splits:
+        if corpus.split_seed is None or split.name != "dev":  # a part of the file of train
+            yield from _check(replace(split, part=None), words, scripts)
 
 
-def _check(split: Split, words: "_Words", scripts: Sequence[set[str]]) -> Iterator[str]:
-    """Yield sentences about a split. The words are those of train, which is the first."""
+def _check(split: Split, words: Words, scripts: Sequence[set[str]]) -> Iterator[str]:
     lines, sizes, is_train = array("L"), array("f"), split.name == "train"
     for number, record in split.numbered():
         if isinstance(record, PairRecord):
             lines.append(number)
             sizes.extend((log(len(record.source) + 10), log(len(record.target) + 10)))
-            if is_train:
-                words.learn(record)
+            for counts, text in zip(words if is_train else (), (record.source, record.target), strict=False):
+                counts.update(_words_of(text))
+                if len(counts) > 2 * _MAX_WORDS:
+                    for word, _ in counts.most_common()[_MAX_WORDS:]:
+                        del counts[word]
     if not lines:
         return
+    if is_train and len(lines) < _MIN_PAIRS:
+        for counts in words:
+            counts.clear()  # they are no evidence
     lengths = np.frombuffer(sizes, np.float32).reshape(-1, 2)
-    shift = find_shift(lengths)
-    if shift is not None:
+    if shift := find_shift(lengths):
         start, end, offset = shift
         where = f"{split.line(lines[start])} to {lines[end - 1]}"
         yield (
@@ -89,7 +91,7 @@ def _check(split: Split, words: "_Words", scripts: Sequence[set[str]]) -> Iterat
     for number, record in split.numbered():
         if isinstance(record, PairRecord):
             is_unusual = next(unusual, False)
-            problem = _problem(record, words, scripts, is_train)
+            problem = _problem((record.source, record.target), words, scripts, is_train)
             if problem or is_unusual:
                 found[problem or "lengths"].append(number)
     for problem, numbers in found.items():
@@ -100,61 +102,32 @@ def _check(split: Split, words: "_Words", scripts: Sequence[set[str]]) -> Iterat
             yield f"{len(numbers):,} of {len(lines):,} pairs {text}: {split}, lines {shown}{more}; {advice}"
 
 
-def _problem(record: PairRecord, words: "_Words", scripts: Sequence[set[str]], is_train: bool) -> str | None:
-    source, target = record.source, record.target
-    sides = _words_of(source), _words_of(target)
-    if sides[0] == sides[1]:
-        return "identical" if len(sides[0]) >= _MIN_IDENTICAL else None
-    if any(names and _is_foreign(text, names) for text, names in zip((source, target), scripts, strict=True)):
+def _problem(texts: tuple[str, str], words: Words, scripts: Sequence[set[str]], is_train: bool) -> str | None:
+    source, target = map(_words_of, texts)
+    if source == target:
+        return "identical" if len(source) >= _MIN_IDENTICAL else None
+    if any(names and _is_foreign(text, names) for text, names in zip(texts, scripts, strict=True)):
         return "script"
-    is_other = words.are_of_other_side(sides, is_train)
+    is_other = [_are_others(source, *words, is_train), _are_others(target, *words[::-1], is_train)]
     if any(is_other):
         return "exchanged" if all(is_other) else "untranslated"
-    numbers = [{_digits(number) for number in _NUMBER.findall(text)} for text in (source, target)]
-    if all(numbers) and numbers[0].isdisjoint(numbers[1]):
-        return "numbers"
-    return "addresses" if bool(_ADDRESS.search(source)) != bool(_ADDRESS.search(target)) else None
+    numbers = [
+        {tuple(map(unicodedata.digit, re.sub(r"\D", "", one))) for one in _NUMBER.findall(text)} for text in texts
+    ]
+    return "numbers" if all(numbers) and numbers[0].isdisjoint(numbers[1]) else None
 
 
 def _words_of(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def _digits(number: str) -> str:
-    return "".join(str(unicodedata.digit(character)) for character in number if character.isdigit())
-
-
-class _Words:
-    """Numbers of the words of each side."""
-
-    def __init__(self) -> None:
-        self._sides = Counter[str](), Counter[str]()
-        self._num_pairs = 0
-
-    def learn(self, record: PairRecord) -> None:
-        self._num_pairs += 1
-        for counts, text in zip(self._sides, (record.source, record.target), strict=True):
-            counts.update(_words_of(text))
-            if len(counts) > 2 * _MAX_WORDS:
-                frequent = dict(counts.most_common(_MAX_WORDS))
-                counts.clear()
-                counts.update(frequent)
-
-    def are_of_other_side(self, sides: Sequence[Sequence[str]], is_learnt: bool) -> list[bool]:
-        """Return for source and target whether most of its words are those of the other side. The
-        words of a pair that was learnt do not count.
-        """
-        return [
-            self._num_pairs >= _MIN_PAIRS and self._is_of(words, self._sides[1 - side], self._sides[side], is_learnt)
-            for side, words in enumerate(sides)
-        ]
-
-    def _is_of(self, words: Sequence[str], other: Counter[str], own: Counter[str], is_learnt: bool) -> bool:
-        evidence = 0.0
-        for word in words:
-            odds = log((other[word] + 0.5) / (max(own[word] - is_learnt, 0) + 0.5))
-            evidence += min(max(odds, -3.0), 3.0)  # one word alone is not enough
-        return evidence > max(_MIN_EVIDENCE, _MIN_MEAN * len(words))
+def _are_others(words: Sequence[str], own: Counter[str], other: Counter[str], is_train: bool) -> bool:
+    """Return whether most words are those of the other side. Those of this pair do not count."""
+    evidence = 0.0
+    for word in words:
+        odds = log((other[word] + 0.5) / (max(own[word] - is_train, 0) + 0.5))
+        evidence += min(max(odds, -3.0), 3.0)  # one word alone is not enough
+    return evidence > max(_MIN_EVIDENCE, _MIN_MEAN * len(words))
 
 
 def find_shift(lengths: NDArray[np.float32]) -> tuple[int, int, int] | None:
@@ -195,12 +168,10 @@ def _largest_sum(gains: NDArray[np.float32]) -> tuple[float, int, int]:
 
 def _unusual_lengths(lengths: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return for each pair whether the ratio of its lengths is far from the usual one."""
-    if len(lengths) < _MIN_PAIRS:
-        return np.zeros(len(lengths), bool)
     ratios = lengths[:, 1] - lengths[:, 0]
     distances = np.abs(ratios - np.median(ratios))
     unusual: NDArray[np.bool_] = distances > max(log(2.5), 6 * 1.4826 * float(np.median(distances)))
-    return unusual
+    return unusual & (len(lengths) >= _MIN_PAIRS)
 
 
 def _names_of_script(tag: str) -> set[str]:

@@ -2,7 +2,6 @@
 
     .tmx                                            translation memories, TMX 1.1 to 1.4
     .xlf, .xliff, .sdlxliff, .mqxliff, .mxliff      XLIFF 1.2 and 2
-    .txt, .tsv without names of columns             columns source and target, and others, by tabs
 
 XML is parsed as a stream: one unit at a time is in memory. Inline codes are left out, their
 surroundings stay. Entities of a document are rejected, because they may expand without limit.
@@ -10,117 +9,116 @@ surroundings stay. Entities of a document are rejected, because they may expand 
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from html import unescape
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
+from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from sightline.base.text.languages import find_language, language_name
-from sightline.model.data.files import MAX_LINE_BYTES, CorpusError, Row, at, open_file, read_texts
+from sightline.base.text.languages import find_language
+from sightline.model.data.files import MAX_LINE_BYTES, CorpusError, at, open_file
 
 XML = (".tmx", ".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff")
-TABS = (".txt", ".tsv")
 
 _BUFFER_BYTES = 2**16
 _SCANNED_UNITS = 1_000  # whose languages are compared
-_NATIVE_CODE = frozenset(("bpt", "ept", "it", "ph", "ut", "sub"))  # their content is no text
+_UNITS = ("tu", "trans-unit", "segment")
+_NATIVE_CODE = ("bpt", "ept", "it", "ph", "ut", "sub")  # their content is no text
 _NOT_TRANSLATED = re.compile("initial|new|needs-(translation|l10n|adaptation)")  # states of XLIFF
-_NAMES_OF_COLUMNS = frozenset(("source", "target", "src", "tgt"))
+
+Unit = tuple[int, dict[str, str], str | None]  # line, texts by language, and the reason to leave it out
 
 
-class _Units:
-    """Handlers of a parser. `units` has the units that are complete: the line of each, its texts by
-    language, and the reason to leave it out, if there is one.
-    """
+class _Parser:
+    """Parser with the units that are complete."""
 
     def __init__(self, path: Path) -> None:
-        self.units: list[tuple[int, dict[str, str], str | None]] = []
+        self.units: list[Unit] = []
         self.declared: tuple[str, str] | None = None  # source and target of XLIFF, "" if it names none
-        self._path = path
-        self._open: list[str] = []  # names of open elements
-        self._texts: dict[str, str] = {}
-        self._reason: str | None = None
-        self._line = self._size = self._codes = 0
-        self._tag = ""
-        self._text: list[str] | None = None  # of the open segment
-        self._end = 0  # number of open elements around it
-        self._has_code = False
-        self.parser = expat.ParserCreate()
-        self.parser.buffer_text = True
-        self.parser.StartElementHandler = self._start
-        self.parser.EndElementHandler = self._close
-        self.parser.CharacterDataHandler = self._add
-        self.parser.EntityDeclHandler = self._reject_entity
-        self.parser.SkippedEntityHandler = lambda name, _: self._add(unescape(f"&{name};"))
+        self._path, self._languages = path, ("", "")
+        self._builder: TreeBuilder | None = None
+        self._line = self._size = self._depth = 0  # of the open unit
+        self.expat = expat.ParserCreate()
+        self.expat.buffer_text = True
+        self.expat.StartElementHandler = self._start
+        self.expat.EndElementHandler = self._end
+        self.expat.CharacterDataHandler = self._add
+        self.expat.EntityDeclHandler = self._reject_entity
+        self.expat.SkippedEntityHandler = lambda name, _: self._add(unescape(f"&{name};"))
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise CorpusError(f"{at(self._path, self.expat.CurrentLineNumber)}: {problem}")
 
     def _reject_entity(self, *_: Any) -> NoReturn:
-        raise CorpusError(f"{self._where()}: the file declares an entity; remove the declaration")
-
-    def _where(self) -> str:
-        return at(self._path, self.parser.CurrentLineNumber)
+        self._fail("the file declares an entity; remove the declaration")
 
     def _start(self, full_name: str, fields: dict[str, str]) -> None:
-        name, parent = full_name.rpartition(":")[2], self._open[-1] if self._open else ""
-        self._open.append(name)
-        if self._text is not None:
-            self._has_code = True
-            self._codes += name in _NATIVE_CODE
-            if "lb" in (fields.get("ctype"), fields.get("type"), fields.get("subType", "")[-2:]):
-                self._text.append(" ")  # a line break
-        elif name in ("xliff", "file") and ("srcLang" in fields or "source-language" in fields):
+        name = full_name.rpartition(":")[2]
+        if name in ("xliff", "file") and ("srcLang" in fields or "source-language" in fields):
             source, target = ("srcLang", "trgLang") if "srcLang" in fields else ("source-language", "target-language")
             self._languages = fields[source], fields.get(target, "")
             self.declared = self.declared or self._languages
-        elif name in ("tu", "trans-unit", "segment"):
-            self._line, self._texts, self._size = self.parser.CurrentLineNumber, {}, 0
-            self._reason = self._state_of(fields)
-        elif name == "tuv":
-            self._tag = fields.get("xml:lang") or fields.get("lang") or ""
-        elif (name == "seg" and parent == "tuv") or (
-            name in ("source", "target") and parent in ("trans-unit", "segment") and self.declared
-        ):
-            if name != "seg":
-                self._tag = fields.get("xml:lang") or self._languages[name == "target"] or name
-            self._reason = self._reason or self._state_of(fields)
-            self._text, self._end, self._codes, self._has_code = [], len(self._open), 0, False
-
-    @staticmethod
-    def _state_of(fields: dict[str, str]) -> str | None:
-        return "not translated" if _NOT_TRANSLATED.match(fields.get("state", "")) else None
+        if name in _UNITS and self._builder is None:
+            self._builder, self._line, self._size = TreeBuilder(), self.expat.CurrentLineNumber, 0
+        if self._builder is not None:
+            self._builder.start(name, fields)
+            self._depth += 1
 
     def _add(self, text: str) -> None:
-        if self._text is not None and not self._codes:
+        if self._builder is not None:
             self._size += len(text)
             if self._size > MAX_LINE_BYTES:
-                raise CorpusError(f"{self._where()}: a unit is longer than {MAX_LINE_BYTES >> 20} MiB; divide it")
-            self._text.append(text)
+                self._fail(f"a unit is longer than {MAX_LINE_BYTES >> 20} MiB; divide it")
+            self._builder.data(text)
 
-    def _close(self, full_name: str) -> None:
-        name = full_name.rpartition(":")[2]
-        if self._text is not None and len(self._open) == self._end:
-            text = " ".join("".join(self._text).split())
-            if not text and self._has_code:
-                self._reason = self._reason or "with only tags"
-            self._texts.setdefault(self._tag, text)
-            self._text = None
-        elif self._text is not None:
-            self._codes -= name in _NATIVE_CODE
-        elif name in ("tu", "trans-unit", "segment"):
-            self.units.append((self._line, self._texts, self._reason))
-        self._open.pop()
+    def _end(self, full_name: str) -> None:
+        if self._builder is not None:
+            self._builder.end(full_name.rpartition(":")[2])
+            self._depth -= 1
+            if not self._depth:
+                self.units.append(self._unit(self._builder.close()))
+                self._builder = None
+
+    def _unit(self, unit: Element) -> Unit:
+        sides = [(tuv.get("xml:lang") or tuv.get("lang") or "", tuv.find("seg")) for tuv in unit.findall("tuv")]
+        if self.declared and unit.tag != "tu":
+            names = zip(("source", "target"), self._languages, strict=True)
+            sides = [(language or name, unit.find(name)) for name, language in names]
+        texts, reasons = dict[str, str](), [_state_of(unit)]
+        for tag, side in sides:
+            if side is not None:
+                text = " ".join("".join(_texts(side)).split())
+                texts.setdefault(side.get("xml:lang") or tag, text)
+                reasons += [_state_of(side), None if text or not len(side) else "with only tags"]
+        return self._line, texts, next(filter(None, reasons), None)
 
 
-def _read_units(path: Path, state: _Units) -> Iterator[tuple[int, dict[str, str], str | None]]:
+def _state_of(element: Element) -> str | None:
+    return "not translated" if _NOT_TRANSLATED.match(element.get("state", "")) else None
+
+
+def _texts(element: Element) -> Iterator[str]:
+    """Yield the text of an element without the content of inline codes."""
+    yield element.text or ""
+    for child in element:
+        if "lb" in (child.get("ctype"), child.get("type"), child.get("subType", "")[-2:]):
+            yield " "  # a line break
+        if child.tag not in _NATIVE_CODE:
+            yield from _texts(child)
+        yield child.tail or ""
+
+
+def _read_units(path: Path, parser: _Parser) -> Iterator[Unit]:
     with open_file(path) as file:
         try:
             while content := file.read(_BUFFER_BYTES):
-                state.parser.Parse(content, False)
-                yield from state.units
-                state.units.clear()
-            state.parser.Parse(b"", True)
+                parser.expat.Parse(content, False)
+                yield from parser.units
+                parser.units.clear()
+            parser.expat.Parse(b"", True)
         except expat.ExpatError as error:
             raise CorpusError(
                 f"{at(path, error.lineno)}, column {error.offset + 1}: XML error: {expat.ErrorString(error.code)}; "
@@ -132,12 +130,12 @@ def languages_in(path: Path) -> tuple[list[str], tuple[str, str] | None]:
     """Return the languages of the first units, the most frequent first, and the direction that an
     XLIFF file declares.
     """
-    state, counts = _Units(path), Counter[str]()
-    for _, texts, _ in islice(_read_units(path, state), _SCANNED_UNITS):
+    parser, counts = _Parser(path), Counter[str]()
+    for _, texts, _ in islice(_read_units(path, parser), _SCANNED_UNITS):
         counts.update(texts.keys())
     if not counts:
         raise CorpusError(f"{path} has no units with texts; check that it is a TMX or XLIFF file")
-    return [tag for tag, _ in counts.most_common()], state.declared
+    return [tag for tag, _ in counts.most_common()], parser.declared
 
 
 def read_units(path: Path, source: str, target: str) -> Iterator[tuple[int, dict[str, str] | str]]:
@@ -146,13 +144,11 @@ def read_units(path: Path, source: str, target: str) -> Iterator[tuple[int, dict
     """
     find = lru_cache(_find_sides)
     has_pairs, tags = False, Counter[str]()
-    for number, texts, reason in _read_units(path, _Units(path)):
+    for number, texts, reason in _read_units(path, _Parser(path)):
         tags.update(texts.keys())
         sides = find(source, target, tuple(texts))
-        if reason is None and sides is None:
-            reason = "without one of the languages"
-        if reason is not None or sides is None:
-            yield number, reason or ""
+        if sides is None or reason is not None:
+            yield number, reason or "without one of the languages"
             continue
         has_pairs = True
         pair = {"source": texts[sides[0]], "target": texts[sides[1]]}
@@ -169,28 +165,3 @@ def _find_sides(source: str, target: str, tags: tuple[str, ...]) -> tuple[str, s
     first = find_language(source, tags)
     second = find_language(target, tags) or ("target" if "target" in tags else None)  # of XLIFF that names none
     return None if first is None or second is None or first == second else (first, second)
-
-
-def has_no_names(path: Path, names: Sequence[str | None], encoding: str | None) -> bool:
-    """Return whether the first line of a file with tabs has no names of columns: none is usual, a
-    language, or one of `names`. Numbers of columns name them, too.
-    """
-    if any(name is not None and name.isdecimal() for name in names):
-        return False
-    _, line = next(read_texts(path, encoding), (1, ""))
-    cells = [cell.strip().casefold() for cell in line.split("\t")]
-    usual = _NAMES_OF_COLUMNS | {name.casefold() for name in names if name}
-    return len(cells) > 1 and not any(cell in usual or language_name(cell) != cell for cell in cells)
-
-
-def read_tabs(path: Path, encoding: str | None) -> Iterator[Row]:
-    """Yield the first two columns of each line of a file without names of columns."""
-    for number, line in read_texts(path, encoding):
-        cells = line.split("\t")
-        if len(cells) > 1:
-            yield number, {"source": cells[0], "target": cells[1]}
-        elif line.strip():
-            raise CorpusError(
-                f"{at(path, number)}: no tab; each line must be source, tab and target. The sides of two files "
-                "are found by names such as corpus.de.txt and corpus.en.txt in the same folder"
-            )

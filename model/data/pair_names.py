@@ -72,29 +72,18 @@ def sides_of(path: Path, reading: Reading) -> Sides | None:
 
 def sides_of_split(groups: Mapping[str, Sides], names: Sequence[str]) -> list[Sides]:
     """Return the files of a split that has one of some names, such as "dev" and "val"."""
-    return [sides for pattern, sides in groups.items() if _rest(pattern) in [[name] for name in names]]
+    parts = {pattern: set(re.split(r"[._\-*]", pattern)) - _ENDINGS for pattern in groups}
+    return [sides for pattern, sides in groups.items() if parts[pattern] in [{name} for name in names]]
 
 
 def both_sides(split: str, sides: Sides, chosen: tuple[str, str]) -> tuple[Path, Path]:
     """Return the files of source and target of a split."""
-    for one, other in (chosen, chosen[::-1]):
-        if one in sides and other not in sides:
-            path = sides[one]
-            missing = path.with_name(other.join(path.name.rsplit(one, 1)))
-            pair = " and ".join((missing if side == other else path).name for side in chosen)
-            raise CorpusError(
-                f"missing file {missing}: the texts of {split} are two files whose lines correspond, {pair}; add it, "
-                "or remove the other"
-            )
-    if chosen[0] not in sides:
-        names = " and ".join(path.name for path in sides.values())
-        raise CorpusError(f"{names} are for {split}, but train has {' and '.join(chosen)}; rename or remove them")
+    if not sides.keys() >= {*chosen}:
+        present = " and ".join(path.name for path in sides.values())
+        raise CorpusError(
+            f"{split} has {present}, but needs {' and '.join(chosen)} as train; add, rename or remove files"
+        )
     return sides[chosen[0]], sides[chosen[1]]
-
-
-def _rest(pattern: str) -> list[str]:
-    """Return the parts of a name without its side and endings."""
-    return [part for part in re.split(r"[._\-*]", pattern) if part not in _ENDINGS]
 
 
 def choose_sides(data: Path, sides: Iterable[str], reading: Reading) -> tuple[str, str]:
@@ -124,39 +113,28 @@ def _find(wanted: str | None, tags: Sequence[str]) -> str | None:
     return wanted if wanted is None or wanted in tags else find_language(wanted, tags)
 
 
-def languages_of(sides: tuple[str, str], reading: Reading) -> tuple[str, str] | None:
-    """Return the tags of source and target, as the user or else the sides name them; None for roles
-    that the user does not name.
+def with_languages(reading: Reading, sides: tuple[str, str]) -> Reading:
+    """Return a reading with the tags of source and target that the user or else the sides name;
+    roles are no tags.
     """
-    source, target = reading.source or sides[0], reading.target or sides[1]
-    is_role = source.lower() in ROLES[0] or target.lower() in ROLES[1]
-    return None if is_role else (source.replace("_", "-"), target.replace("_", "-"))
+    tags = reading.source or sides[0], reading.target or sides[1]
+    if any(tag.lower() in role for tag, role in zip(tags, ROLES, strict=True)):
+        return reading
+    return replace(reading, source=tags[0].replace("_", "-"), target=tags[1].replace("_", "-"))
 
 
-def languages_of_units(path: Path, reading: Reading) -> tuple[str, str]:
-    """Return the tags of source and target of a TMX or XLIFF file."""
+def reading_of_units(path: Path, reading: Reading) -> Reading:
+    """Return a reading with the tags of source and target of a TMX or XLIFF file."""
     if reading.source and reading.target:
-        return reading.source, reading.target
+        return reading
     tags, declared = languages_in(path)
     if declared and "" in declared:
-        raise CorpusError(
-            f"{path} does not state its target language; name it with --source {declared[0]} --target TAG"
-        )
-    if declared and not (reading.source or reading.target):
-        return declared
-    source, target = choose_sides(path, tags, reading)
-    return reading.source or source, reading.target or target
+        raise CorpusError(f"{path} states no target language; name it with --source {declared[0]} --target TAG")
+    if not declared or reading.source or reading.target:
+        declared = choose_sides(path, tags, reading)
+    return replace(reading, source=reading.source or declared[0], target=reading.target or declared[1])
 
 
 def is_units(path: Path) -> bool:
     """Return whether a file is TMX or XLIFF, whose units name the languages of their texts."""
     return ending_of(path) in XML
-
-
-def reading_of_units(
-    files: Mapping[str, Sequence[Path]], reading: Reading, languages: tuple[str, str] | None
-) -> Reading:
-    """Return a reading with the languages that select the texts of units, if files have them."""
-    if languages is None or not any(is_units(path) for paths in files.values() for path in paths):
-        return reading
-    return replace(reading, source=languages[0], target=languages[1])

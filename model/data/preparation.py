@@ -94,12 +94,10 @@ class Facts:
     num_contradictions: int  # texts that a later line, of any split, repeats with other labels
     has_dialogues: bool
     characters: Mapping[str, Lengths]  # of all records with text
-    num_unanswered: int = 0  # dialogues whose last messages have no reply
-    unread: tuple[str, ...] = ()  # names of the fields of dialogues that are not read
     languages: tuple[str, str] | None = None
     split_seed: int | None = None
     contradictions: tuple[str, ...] = ()  # the first texts, each with the lines of its labels
-    notes: tuple[str, ...] = ()  # about the columns that are read, and about entities
+    notes: tuple[str, ...] = ()  # about what is read and what is not
     pair_warnings: tuple[str, ...] = ()  # about pairs that are probably no translations
     score_limits: tuple[float, float] | None = None  # of similar texts in train; 0 and 1 if all are between them
     # Facts that `prepare` adds. Lengths are those of the examples that are not dropped.
@@ -243,54 +241,51 @@ def check_corpus(corpus: Corpus) -> Facts:
         num_contradictions=num_contradictions,
         has_dialogues=train.has_dialogues,
         characters={name: measure(scan.characters) for name, scan in scans.items()},
-        num_unanswered=sum(scan.num_unanswered for scan in scans.values()),
-        unread=tuple(sorted(set[str]().union(*(scan.unread for scan in scans.values())))),
         languages=corpus.languages,
         split_seed=corpus.split_seed,
         pair_warnings=unusual_pairs,
         score_limits=limits_of(train.scores) if train.scores[0] <= train.scores[1] else None,
         contradictions=contradictions,
-        notes=tuple(
-            dict.fromkeys(note for split in corpus.splits for note in describe_columns(split.files, corpus.reading))
-        )
-        + tuple(
-            f"note: entities of {split.name} that {note}: {number:,}, first in "
-            f"{split.line(scans[split.name].note_lines[note])}"
-            for split in corpus.splits
-            for note, number in scans[split.name].notes.items()
-        ),
+        notes=tuple(_notes(corpus, scans)),
     )
+
+
+def _notes(corpus: Corpus, scans: Mapping[str, _Scan]) -> Iterator[str]:
+    yield from dict.fromkeys(note for split in corpus.splits for note in describe_columns(split.files, corpus.reading))
+    for split in corpus.splits:
+        scan = scans[split.name]
+        for note, number in scan.notes.items():
+            where = split.line(scan.note_lines[note])
+            yield f"note: entities of {split.name} that {note}: {number:,}, first in {where}"
+    if number := sum(scan.num_unanswered for scan in scans.values()):
+        yield f"note: dialogues whose last messages have no reply, which are left out: {number:,}"
+    if unread := sorted(set[str]().union(*(scan.unread for scan in scans.values()))):
+        yield f"note: fields that are not read: {_listed(unread)}"
 
 
 def _contradictions(corpus: Corpus, scans: Mapping[str, _Scan]) -> tuple[int, tuple[str, ...]]:
     """Return the number of texts with different labels, and the lines of the first of them."""
     if not scans["train"].records:
         return 0, ()
-    texts, records = (
-        np.concatenate([np.frombuffer(hashes, np.uint64) for hashes in arrays])
-        for arrays in ([scan.texts for scan in scans.values()], [scan.records for scan in scans.values()])
-    )
+    texts = np.concatenate([np.frombuffer(scan.texts, np.uint64) for scan in scans.values()])
+    records = np.concatenate([np.frombuffer(scan.records, np.uint64) for scan in scans.values()])
     _, first = np.unique(records, return_index=True)  # one record for each set of labels of a text
     values, counts = np.unique(texts[first], return_counts=True)
     wanted = set(values[counts > 1].tolist())
-    if not wanted:
-        return 0, ()
-    found: dict[int, tuple[str, dict[str, list[str]]]] = {}  # lines of each label of a text
-    for split in corpus.splits:
+    found: dict[str, dict[str, list[str]]] = {}  # lines of each label of a text
+    for split in corpus.splits if wanted else ():
         for number, record in split.numbered():
-            if not isinstance(record, LabelledRecord):
+            if not isinstance(record, LabelledRecord) or hash_texts(texts_of(record)) not in wanted:
                 continue
-            key = hash_texts(texts_of(record))
-            if key not in wanted or (key not in found and len(found) == MAX_CONTRADICTIONS):
-                continue
-            text = " ".join(record.text.split())
-            _, lines = found.setdefault(key, (text if len(text) <= 80 else f"{text[:79]}…", {}))
-            of_label = lines.setdefault(" and ".join(sorted(record.labels)) or "no label", [])
-            if len(of_label) <= MAX_LISTED_LINES:
-                of_label.append(split.line(number) if len(of_label) < MAX_LISTED_LINES else "…")
+            if record.text in found or len(found) < MAX_CONTRADICTIONS:
+                lines = found.setdefault(record.text, {})
+                of_label = lines.setdefault(" and ".join(sorted(record.labels)) or "no label", [])
+                if len(of_label) <= MAX_LISTED_LINES:
+                    of_label.append(split.line(number) if len(of_label) < MAX_LISTED_LINES else "…")
     return len(wanted), tuple(
-        f"{text!r}: " + ", ".join(f"{label} ({'; '.join(of_label)})" for label, of_label in lines.items())
-        for text, lines in found.values()
+        f"{' '.join(text.split())[:80]!r}: "
+        + ", ".join(f"{label} ({'; '.join(of_label)})" for label, of_label in lines.items())
+        for text, lines in found.items()
     )
 
 
@@ -303,19 +298,22 @@ def _check_labels(corpus: Corpus, scans: Mapping[str, _Scan]) -> None:
         present = f"only the label {next(iter(known))!r}" if known else "no label"
         raise CorpusError(f"{corpus.train} has {present}; classification needs at least two: add examples of another")
     unknown = {
-        label: split.line(number)
+        label: f"{label!r} ({split.line(number)})"
         for split in reversed(corpus.splits[1:])
         for label, number in scans[split.name].label_lines.items()
         if label not in known
     }
     if unknown:
         names = "label" if len(unknown) == 1 else f"{len(unknown)} labels"
-        listed = ", ".join(f"{label!r} ({line})" for label, line in [*unknown.items()][:MAX_LISTED])
-        more = f" and {len(unknown) - MAX_LISTED} more" if len(unknown) > MAX_LISTED else ""
         raise CorpusError(
-            f"train has no example of the {names} {listed}{more}; add examples, rename the labels as in train, or "
-            "remove these lines"
+            f"train has no example of the {names} {_listed([*unknown.values()])}; add examples, rename the labels as "
+            "in train, or remove these lines"
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
 
 
 def _label_order(labels: Mapping[str, int]) -> Callable[[str], Any]:
@@ -357,7 +355,7 @@ def prepare(
     first, sample = _read_dev(corpus.dev, facts.examples["dev"])
     folder = run / FOLDER
     encoder = _Encoder(corpus.reading.task, tokenizer, encode, max_length_tokens)
-    result = _read_result(folder, settings, encoder.encode(first, _Encoded(encoder.vocab_size)))
+    result = _read_result(folder, settings, encoder.encode(first, encoder.no_counts()))
     if result is None:
         with _replacing(folder) as temporary:
             result = _encode_corpus(temporary, corpus, facts, encoder)
@@ -442,15 +440,12 @@ def _encode_corpus(folder: Path, corpus: Corpus, facts: Facts, encoder: "_Encode
 class _Encoded:
     """Counts over the examples of a split."""
 
-    vocab_size: int
+    token_uses: NDArray[np.int64]  # by token id
     sizes: Counter[int] = field(default_factory=Counter)  # numbers of examples by their number of tokens
     num_read: int = 0
     num_dropped: int = 0
     num_truncated: int = 0
     digest: str = ""
-
-    def __post_init__(self) -> None:
-        self.token_uses = np.zeros(self.vocab_size, np.int64)  # by token id
 
 
 class _Encoder:
@@ -463,6 +458,9 @@ class _Encoder:
         # Lists of an example that are tokens.
         self._sides = (0, 1) if task in PAIR_TASKS and task != "reranking" else (0,)
 
+    def no_counts(self) -> _Encoded:
+        return _Encoded(np.zeros(self.vocab_size, np.int64))
+
     def encode_split(self, folder: Path, split: Split, facts: Facts) -> _Encoded:
         last_id, last_label = self.vocab_size - 1, len(facts.labels) - 1
         last = {
@@ -472,7 +470,7 @@ class _Encoder:
             "reranking": SCORE_UNIT,
             "encoder": LAST_MARK,
         }
-        result = _Encoded(self.vocab_size)
+        result = self.no_counts()
         with ExampleWriter(folder, split.name, (last_id, last.get(self._task, last_id))) as writer:
             is_deduplicated = self._task == "encoder" and split.name == "train"
             records = _without_repeated(split) if is_deduplicated else iter(split)
@@ -585,18 +583,16 @@ def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
     )
     lines.append(f"dropped: {dropped}")
     if any(facts.truncated.values()):
-        numbers = _join(f"{number:,} in {name}" for name, number in facts.truncated.items() if number)
         action = "further parts of texts divided" if facts.task == "tagging" else "truncated"
-        lines.append(f"{action} to {facts.max_length_tokens:,} tokens: {numbers}")
+        lines.append(f"{action} to {facts.max_length_tokens:,} tokens: {_by_split(facts.truncated)}")
     kept = {name: number for name, number in facts.repeated.items() if "repeated" not in facts.dropped[name]}
-    lines.append(f"repeated, kept: {_join(f'{number:,} in {name}' for name, number in kept.items() if number)}")
+    lines.append(f"repeated, kept: {_by_split(kept)}")
     if facts.labels:
         total = facts.examples["train"] + facts.dropped["train"].get("too long", 0)
         shares = [f"{label} {number / total:.1%}" for label, number in facts.labels.items()]
         if facts.task == "tagging":
             shares = [f"{label} {number:,}" for label, number in facts.labels.items()]
-        more = f" and {len(shares) - MAX_LISTED} more" if len(shares) > MAX_LISTED else ""
-        lines.append(f"labels: {len(shares)}: {', '.join(shares[:MAX_LISTED])}{more}")
+        lines.append(f"labels: {len(shares)}: {_listed(shares)}")
     lines += [
         f"tokens of an example of {name}: median {lengths.median:,}, 95 % have at most {lengths.percentile_95:,}, "
         f"longest {lengths.longest:,}"
@@ -613,16 +609,16 @@ def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
         for name, number in facts.source_overlap.items()
         if number
     ]
-    if facts.num_unanswered:
-        lines.append(f"note: dialogues whose last messages have no reply, which are left out: {facts.num_unanswered:,}")
-    if facts.unread:
-        lines.append(f"note: fields that are not read: {', '.join(facts.unread[:MAX_LISTED])}")
     if facts.task == "translation" and facts.languages is None:
         lines.append(
             "note: the languages are not known, so that the exported model does not state them; give tags as names of "
             "languages, and of columns that have other names, such as --source en --target de"
         )
     return lines + [f"warning: {text}" for text in _warnings(facts, is_trained)]
+
+
+def _by_split(numbers: Mapping[str, int]) -> str:
+    return _join(f"{number:,} in {name}" for name, number in numbers.items() if number)
 
 
 def _join(parts: Iterable[str]) -> str:
@@ -650,20 +646,17 @@ def _warnings(facts: Facts, is_trained: bool) -> Iterator[str]:
         yield f"labels that differ only in case or spaces: {names}; use one name for them"
     rare = [f"{label} {number}" for label, number in facts.labels.items() if number < MIN_LABEL_EXAMPLES]
     if rare:
-        yield f"fewer than {MIN_LABEL_EXAMPLES} examples in train: {', '.join(rare[:MAX_LISTED])}; add some"
+        yield f"fewer than {MIN_LABEL_EXAMPLES} examples in train: {_listed(rare)}; add some"
     if facts.labels_missing_in_dev:
-        missing = ", ".join(facts.labels_missing_in_dev[:MAX_LISTED])
-        yield f"dev has no example of {missing}, so that results do not show them; add some"
-    for name, cut in (
-        ("dropped", facts.dropped["train"].get("too long", 0)),
-        ("truncated", facts.truncated.get("train", 0) if facts.task in TRUNCATED_TASKS else 0),
-    ):
-        num_all = facts.examples["train"] + (cut if name == "dropped" else 0)
-        if cut > MAX_DROPPED * num_all:
-            yield (
-                f"{cut:,} of {num_all:,} examples of train are {name}, because they have more than "
-                f"{facts.max_length_tokens:,} tokens; increase --max-length-tokens, or shorten them"
-            )
+        yield f"dev has no example of {_listed(facts.labels_missing_in_dev)}; results do not show them, so add some"
+    num_dropped = facts.dropped["train"].get("too long", 0)
+    num_truncated = facts.truncated.get("train", 0) if facts.task in TRUNCATED_TASKS else 0
+    num_long, num_all = num_dropped or num_truncated, facts.examples["train"] + num_dropped
+    if num_long > MAX_DROPPED * num_all:
+        yield (
+            f"{num_long:,} of {num_all:,} examples of train are {'dropped' if num_dropped else 'truncated'}, because "
+            f"they have more than {facts.max_length_tokens:,} tokens; increase --max-length-tokens, or shorten them"
+        )
     for name, share in facts.coverage.items():
         if share < MIN_COVERAGE and not is_trained:
             yield f"train has only {share:.1%} of the tokens of {name}; add examples like those of {name}"

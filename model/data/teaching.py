@@ -1,13 +1,12 @@
 """Targets that a trained model writes for a student (Kim and Rush 2016, section 3.2)."""
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sightline.model.data.corpus import Corpus, Split
+from sightline.model.data.corpus import Corpus, Split, digest_of
 from sightline.model.data.formats import Reading
 from sightline.model.data.records import PairRecord
 
@@ -36,9 +35,5 @@ def with_teacher(corpus: Corpus, run: Path, translate: Translate | None) -> tupl
                 target = line.strip() or pair.target
                 file.write(json.dumps({"source": pair.source, "target": target}, ensure_ascii=False) + "\n")
         os.replace(new, path)
-    with path.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    taught = replace(
-        corpus, train=Split("train", (path,), Reading(corpus.reading.task)), digests={**corpus.digests, FILE: digest}
-    )
-    return taught, f"targets of train: translations of the teacher, in {path}"
+    train, digests = Split("train", (path,), Reading(corpus.reading.task)), {**corpus.digests, FILE: digest_of(path)}
+    return replace(corpus, train=train, digests=digests), f"targets of train: translations of the teacher, in {path}"

@@ -2,26 +2,12 @@
 
 from pathlib import Path
 
+from sightline.model.data.files import read_texts
+
 
 def read_lines(path: Path) -> list[str]:
-    r"""Read the lines of a UTF-8 file, without line endings and byte order mark.
-
-    A line ends with a line feed, optionally preceded by a carriage return. A lone carriage return
-    or another separator is text: the lines of a parallel corpus correspond by number, so all tools
-    must count them in the same way. Raises `ValueError` if the file is not UTF-8.
-    """
-    content = path.read_bytes()
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}, line {number}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file to UTF-8"
-        ) from None
-    lines = text.removeprefix("\ufeff").split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]
+    """Read the lines of a UTF-8 file, as the lines of a corpus. Raises `ValueError` for others."""
+    return [line for _, line in read_texts(path)]
 
 
 def numbered_sentences(path: Path) -> dict[int, str]:

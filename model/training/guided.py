@@ -39,12 +39,12 @@ class GuidedTrainer(Trainer):
     model_config: TransformerConfig
 
     def __init__(self, *arguments: Any, links: Examples | None, **options: Any) -> None:
-        self._links, self._finds_links = links, links is None
+        self._links = links
         super().__init__(*arguments, **options)
 
     @cached_property
     def _first_phase(self) -> int:
-        if not self._finds_links:
+        if self._links is not None:  # of a file
             return 0
         if earlier := [path.name for path in self.folder.path.glob(f"{FOLDER}*[0-9]")]:
             return int(earlier[0].removeprefix(FOLDER))  # also if the run has other epochs now
@@ -118,6 +118,5 @@ def _log_probs(
 ) -> Tensor:
     """Return the log-probabilities of the tokens of a target given each source, (sources, T)."""
     batch = make_batch([(source, target) for source in sources], config).to(model.embedding.weight.device)
-    logits = model(batch.source, batch.source_lengths, batch.target_input)
-    log_probs: Tensor = logits.float().log_softmax(dim=-1).gather(2, batch.target_output.unsqueeze(2)).squeeze(2)
-    return log_probs
+    logits: Tensor = model(batch.source, batch.source_lengths, batch.target_input)
+    return logits.float().log_softmax(dim=-1).gather(2, batch.target_output.unsqueeze(2)).squeeze(2)

@@ -164,8 +164,7 @@ def test_missing_data_is_named_with_the_formats_of_the_task(tmp_path: Path, task
 def test_missing_sides_are_named(tmp_path: Path) -> None:
     folder = write(tmp_path, {"train.de": "a\n", "train.en": "a\n", "val.en": "b\n"})
     assert error_of(folder, "translation", source="de") == (
-        f"missing file {folder / 'val.de'}: the texts of dev are two files whose lines correspond, val.de and val.en; "
-        "add it, or remove the other"
+        "dev has val.en, but needs de and en as train; add, rename or remove files"
     )
 
 

@@ -28,7 +28,7 @@ from sightline.model.data.records import (
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\n\t\r\ufeff"), max_size=8)
 ROWS = st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=5)
 ONE_PAIR = "each line must be one JSON object"
-NOT_UTF_8 = "save the file as UTF-8 (Excel: CSV UTF-8), or name its encoding with --encoding, such as cp1252"
+NOT_UTF_8 = "save the file as UTF-8 (Excel: CSV UTF-8); for training, --encoding can name another, such as cp1252"
 ONE_TEXT = "each line must be one JSON object"
 
 

@@ -478,7 +478,7 @@ def test_the_summary_warns(tmp_path: Path, toy: Tokenizer) -> None:
         "warning: texts with different labels: 1; correct them\n"
         "  'Hund 1': x (train.jsonl, line 2; dev.jsonl, line 1), y (train.jsonl, line 32)",
         "warning: fewer than 5 examples in train: y 2, z 1; add some",
-        "warning: dev has no example of z, so that results do not show them; add some",
+        "warning: dev has no example of z; results do not show them, so add some",
         "warning: 2 of 35 examples of train are truncated, because they have more than 20 tokens; increase "
         "--max-length-tokens, or shorten them",
     ]

@@ -51,5 +51,5 @@ def test_an_empty_file_has_no_lines_and_is_rejected_as_a_side(tmp_path: Path) ->
 
 def test_a_byte_that_is_not_utf_8_is_named_with_its_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "train.de").write_bytes("ein\nzwei\nfünf\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"train\.de, line 3: byte 0xfc is not UTF-8; convert"):
+    with pytest.raises(ValueError, match=r"train\.de, line 3, column 2 \(in bytes\): byte 0xfc is not UTF-8; save"):
         read_lines(tmp_path / "train.de")
