@@ -47,6 +47,7 @@ COPY export sightline/export
 COPY loadtest sightline/loadtest
 COPY model sightline/model
 COPY service sightline/service
+COPY translation sightline/translation
 # A new volume for the bundles gets the owner of this folder.
 RUN python -m compileall -q sightline && install --directory --owner 10001 --group 10001 /bundles
 # HF_HOME: downloads of models are the only files that the service keeps beside the bundles.

@@ -213,7 +213,7 @@ gpu-check: $(GPU)/ready  ## compare CUDA's results and speed with the CPU; needs
 
 $(SERVE)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(SERVE)
-	$(SERVE)/bin/python $(PIP_INSTALL) $(CUDA_LIBRARIES) -e '.[$(RUNTIME),import]'
+	$(SERVE)/bin/python $(PIP_INSTALL) $(CUDA_LIBRARIES) -e '.[$(RUNTIME),documents,import]'
 	touch $@
 
 $(DEV)/ready: pyproject.toml constraints.txt

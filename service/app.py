@@ -43,6 +43,7 @@ from sightline.service.tasks import (
     similar,
     tag,
     tokens,
+    translate,
 )
 
 # Loads the models. Takes the settings and a function that returns the observer of a model's engine.
@@ -54,6 +55,7 @@ NATIVE = (
     score,
     attention,
     align,
+    translate,
     encode,
     classify,
     rerank,

@@ -19,6 +19,7 @@ MEASURED = (
     "pyproject.toml",
     "service",
     "sightline",
+    "translation",
     "tests/export",  # writes third-party models
     ":(exclude)lab/bench/results",
     ":(exclude)lab/study/results",

@@ -1,6 +1,6 @@
 """POST /translate and GET /languages of LibreTranslate. The languages select the model."""
 
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -9,11 +9,12 @@ from sightline.base.bundle import MAX_BEAMS
 from sightline.base.text.languages import find_language, language_name
 from sightline.service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Call, Endpoint
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks, must_equal
+from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks
 from sightline.service.compat.common import SENTENCE_ERRORS
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.language_choice import fitting_translators, language_pairs
-from sightline.service.inference.sentence_splitting import generate_texts
+from sightline.service.inference.translation import translate_documents
+from sightline.translation.markup import MarkupKind
 
 AUTO = "auto"
 
@@ -26,7 +27,9 @@ class TranslateBody(RequestBody):
         description='BCP 47 tag of the language, or "auto" if only one language is translated into the target.',
     )
     target_language: str = Field(alias="target", description="BCP 47 tag of the language.")
-    format: Annotated[Any, must_equal("text")] = None
+    format: Literal["text", "html"] | None = Field(
+        default=None, description="With html, tags are set where the words inside of them went."
+    )
     alternatives: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] | None = Field(
         default=None, description="Number of alternative translations of each text, from a beam search."
     )
@@ -34,6 +37,7 @@ class TranslateBody(RequestBody):
 
     EXAMPLES = (
         {"q": "A dog runs.", "source": "en", "target": "de", "format": "text", "api_key": ""},
+        {"q": "A <b>dog</b> runs.", "source": "en", "target": "de", "format": "html"},
         {"q": ["A dog runs.", "A man sleeps."], "source": "auto", "target": "de", "alternatives": 3},
     )
 
@@ -56,9 +60,10 @@ class Language(TypedDict):
 async def translate(call: Call, body: TranslateBody) -> Translation:
     """Translate a text, or each of a list.
 
-    Each text is split into sentences. Its spacing and line breaks are kept.
+    Each text is split into sentences. Its spacing and line breaks are kept, and so are addresses,
+    code, placeholders, numbers with units, and words that the model does not know.
     """
-    call.field_names = {**call.field_names, "num_beams": "1 + alternatives"}
+    call.field_names = {**call.field_names, "num_beams": "1 + alternatives", "markup": "format"}
     name, source, target = _choose(body, call)
     model = await call.model(name, "generate")
     requested: dict[str, Any] = {"split_sentences": True, "source_language": source, "target_language": target}
@@ -67,10 +72,13 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
         num_beams = max(num_texts, parameters_for(model, {}).num_beams)
         requested |= {"num_beams": num_beams, "num_return_sequences": num_texts}
     parameters = parameters_for(model, requested)
-    result = await generate_texts(call, model, body.inputs, parameters, on_empty=body.on_empty)
-    distinct_texts: list[dict[str, None]] = [{} for _ in body.inputs.texts]  # beams may differ in tokens alone
-    for output in result.outputs:
-        distinct_texts[output.index][output.text] = None
+    markup: MarkupKind | None = "html" if body.format == "html" else None
+    results, _, _ = await translate_documents(call, model, body.inputs, parameters, markup)
+    # Beams may differ in tokens alone.
+    distinct_texts = [
+        dict.fromkeys([result.text for result in of_text] if text.strip() else [""])
+        for text, of_text in zip(body.inputs.texts, results, strict=True)
+    ]
     translated = [next(iter(texts)) for texts in distinct_texts]
     response: Translation = {"translatedText": translated if body.inputs.is_list else translated[0]}
     if body.alternatives:
@@ -108,7 +116,7 @@ ENDPOINTS = (
         "/translate",
         translate,
         Translation,
-        errors=("input_too_long", *ENGINE_ERRORS, "unsupported_parameter"),
+        errors=(*ENGINE_ERRORS, "response_too_large"),
         error_format=SENTENCE_ERRORS,
         body_format=BodyFormat((JSON, FORM)),
         key_field="api_key",

@@ -149,6 +149,13 @@ def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> Iterat
         raise _too_many(str(num_sentences), num_samples, limit)
 
 
+def check_number(num_sentences: int, parameters: GenerateParameters) -> None:
+    """Reject a call that generates from too many sentences."""
+    num_samples = parameters.num_return_sequences if parameters.do_sample else 1
+    if num_sentences * num_samples > MAX_SENTENCES:
+        raise _too_many(str(num_sentences), num_samples, MAX_SENTENCES)
+
+
 def _too_many(num_sentences: str, num_samples: int, limit: int) -> ApiError:
     each = f", each with {{num_return_sequences}} {num_samples}" if num_samples > 1 else ""
     message = (

@@ -29,6 +29,7 @@ from sightline.service.parameters import (
     Language,
     given_parameters,
 )
+from sightline.translation.alignment import shared
 
 BYTES_PER_WORD = 600  # memory of a word of a response and of its link
 
@@ -112,7 +113,7 @@ class AlignOutput:
     links: Annotated[
         list[Link],
         Field(
-            description="For each target word: index of the source word with the largest weight, index of the target "
+            description="For each target word: index of the source word with the largest share, index of the target "
             "word, and the weight. A target word without weights has no link."
         ),
     ]
@@ -137,7 +138,7 @@ async def align_words(call: Call, body: AlignBody) -> AlignResult:
     """Align the words of each input with the words of its translation.
 
     Without `targets`, the model translates the inputs. Each word of the target is linked to the
-    source word with the largest weight in the cross-attention of the chosen layer and heads.
+    source word with the largest share of the cross-attention of the chosen layer and heads.
     """
     named = body.source_language, body.target_language
     if named != (None, None):
@@ -213,14 +214,14 @@ def _choose_heads(call: Call, model: ServedModel, layer: int | None, head: int |
 
 
 def strongest_links(weights: NDArray[np.float32]) -> list[Link]:
-    """Return the link of each target word to the source word with the largest weight.
+    """Return the link of each target word to the source word with the largest share.
 
-    `weights` are (target words, source words). A target word without weights has no link. Of equal
-    weights, the first counts.
+    `weights` are (target words, source words); see `shared`. A target word without weights has no
+    link. Of equal shares, the first counts.
     """
     if not weights.size:
         return []
-    best = weights.argmax(axis=-1)
+    best = shared(weights).argmax(axis=-1)
     return [
         (int(source), word, float(weights[word, source])) for word, source in enumerate(best) if weights[word].any()
     ]

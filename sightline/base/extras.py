@@ -8,8 +8,8 @@ from sightline import __version__
 CHECKOUT = Path(__file__).parents[2]
 # Extras of the environments that the Makefile creates.
 ENVIRONMENTS: Mapping[str, frozenset[str]] = {
-    ".venv-serve-cpu": frozenset({"cpu", "import"}),
-    ".venv": frozenset({"cpu", "train", "dev", "bench", "import"}),
+    ".venv-serve-cpu": frozenset({"cpu", "documents", "import"}),
+    ".venv": frozenset({"cpu", "train", "dev", "bench", "documents", "import"}),
 }
 
 

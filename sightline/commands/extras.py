@@ -8,6 +8,7 @@ LIBRARIES = {
     "gguf": ("gguf", "import"),
     "onnx": ("ONNX", ""),
     "onnxruntime": ("ONNX Runtime", ""),
+    "lxml": ("lxml", "documents"),
     "huggingface_hub": ("huggingface_hub", "import"),
     "ray": ("Ray", "ray"),
     "peft": ("PEFT", "train"),

@@ -305,7 +305,7 @@ def test_the_distribution_has_the_script_and_every_package() -> None:
     assert project["project"]["scripts"] == {"sightline": "sightline.__main__:main"}
     packages = {
         ".".join(path.parent.parts if name == "sightline" else ("sightline", *path.parent.parts))
-        for name in ("export", "loadtest", "model", "service", "sightline")
+        for name in ("export", "loadtest", "model", "service", "sightline", "translation")
         for path in Path(name).rglob("__init__.py")
     }
     assert set(project["tool"]["setuptools"]["packages"]) == packages

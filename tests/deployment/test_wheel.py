@@ -10,7 +10,7 @@ import pytest
 
 from sightline import __version__
 
-FOLDERS = ("export", "loadtest", "model", "service")  # packages below `sightline`
+FOLDERS = ("export", "loadtest", "model", "service", "translation")  # packages below `sightline`
 WHEEL = f"sightline_serving-{__version__}-py3-none-any.whl"
 
 

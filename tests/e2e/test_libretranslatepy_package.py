@@ -1,6 +1,7 @@
 """Requests of the unmodified `libretranslatepy` package and of a plain client to a real service."""
 
 import json
+import re
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlencode
@@ -13,9 +14,23 @@ from lab.bench.server import RunningServer
 from sightline.base.text.sentences import split_sentences
 from tests.e2e.asking import post
 
-TEXT = "A man is riding a bicycle & “1 + 1”."  # one sentence
+TEXT = "A man is riding a bicycle – & a horse."  # one sentence
 SENTENCES = Path("loadtest/sentences.txt")
 PAIR = {"source": "en", "target": "de"}
+PAGE = """## Main
+
+Hello {name}, write to jane.doe@example.com: it costs $1,234,567.89 😀
+
+- `x` is a dog.
+
+```python
+def total(x, y):
+```
+
+    def total(x, y):
+
+A man sleeps.
+"""
 
 
 def own_text(server: RunningServer, text: str) -> str:
@@ -39,11 +54,41 @@ def test_a_text_of_500_sentences_is_translated_in_one_call(shipped: RunningServe
     """Regression: texts with more sentences than the maximum number of inputs were rejected."""
     lines = SENTENCES.read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if len(split_sentences(line, "en", 9).sentences) == 1]  # type: ignore[union-attr]
+    lines = [line for line in lines if line.isascii() and not any(map(str.isdigit, line))]  # nothing that is kept
     lines = (lines * 3)[:500]
     translated = post(shipped, "/translate", {"q": "\n".join(lines), **PAIR})["translatedText"].split("\n")
     assert len(translated) == 500
     own = post(shipped, "/v1/generate", {"inputs": lines[-32:]})["outputs"]
     assert translated[-32:] == [output["text"] for output in own]
+
+
+def test_a_page_of_text_comes_back_with_all_that_must_not_change(shipped: RunningServer) -> None:
+    translated = post(shipped, "/translate", {"q": PAGE, **PAIR})["translatedText"]
+    for kept in (
+        "{name}",
+        "jane.doe@example.com",
+        "$1,234,567.89",
+        "😀",
+        "```python\ndef total(x, y):\n```",
+        "\n- `x`",
+    ):
+        assert translated.count(kept) == 1
+    assert re.match(r"## \w", translated)
+    assert "\n\n    def total(x, y):\n\n" in translated
+    assert translated.count("\n") == PAGE.count("\n")
+
+
+def test_html_is_translated_as_whole_sentences(shipped: RunningServer) -> None:
+    html = '<p>A man is <a href="x">riding</a> a <b>bicycle</b>.<br>A dog runs.</p>'
+    translated = post(shipped, "/translate", {"q": html, "format": "html", **PAIR})["translatedText"]
+    plain = own_text(shipped, "A man is riding a bicycle."), own_text(shipped, "A dog runs.")
+    assert re.sub(r"</?[abp]\b[^>]*>", "", translated) == "<br>".join(plain)
+    assert "<b>Fahrrad</b>" in translated
+    assert translated.count('<a href="x">') == translated.count("</a>") == 1
+    listed = {"q": [html, "<b>A dog"], "format": "html", "alternatives": 1, **PAIR}
+    result = post(shipped, "/translate", listed)
+    assert result["translatedText"][1].startswith("<b>Ein Hund")
+    assert result["alternatives"][0][0].count("<b>") == 1
 
 
 @pytest.mark.parametrize("api_key", [None, "secret"])

@@ -61,7 +61,6 @@ BEYOND: tuple[Mapping[str, Any], ...] = (
     {"source_language": "en"},
     {"rank_fields": ["title"]},
     {"truncation_direction": "left"},
-    {"format": "html"},
 )
 # Fields that request a response of unlimited size.
 UNBOUNDED: tuple[Mapping[str, Any], ...] = ({"return_attention": True}, {"parameters": {"return_attention": True}})

@@ -243,6 +243,7 @@ class FakeRunner:
         self._blocks = np.full((num_prefix_blocks, BLOCK_TOKENS), GARBAGE, np.float32)
         self._last_outputs: Mapping[str, Array] = {}
         self.num_encodes = 0
+        self.num_encoded = 0  # sources
         self.num_prefills = 0
         self.num_steps = 0
         self.num_releases = 0
@@ -263,6 +264,7 @@ class FakeRunner:
 
     def run_encoder(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         self.num_encodes += 1
+        self.num_encoded += len(source_ids)
         if self._encode_s:
             time.sleep(self._encode_s)
         is_real = np.arange(source_ids.shape[1]) < source_lengths[:, None]  # (B, S)

@@ -21,7 +21,7 @@ async def aligned(running: Running, **body: Any) -> Any:
     return output
 
 
-async def test_a_forced_target_is_linked_to_the_source_word_with_the_largest_weight(running: Running) -> None:
+async def test_a_forced_target_is_linked_to_the_source_word_with_the_largest_share(running: Running) -> None:
     response = await respond(running, targets=TARGET, layer=0, head=1)
     assert response["usage"] == {"input_tokens": 7, "output_tokens": 6}
     (output,) = response["outputs"]
@@ -32,7 +32,11 @@ async def test_a_forced_target_is_linked_to_the_source_word_with_the_largest_wei
     body = {"inputs": SOURCE, "targets": TARGET, "kinds": ["cross"], "layers": [0], "heads": [1], "units": "words"}
     (maps,) = (await running.post("/v1/attention", body)).json()["outputs"][0]["maps"]
     weights = np.reshape(maps["data"], maps["shape"])[0, 0]
-    expected = [(int(row.argmax()), word, row.max()) for word, row in enumerate(weights)]
+    shares = [
+        [one * one / sum(row) / sum(column) for one, column in zip(row, weights.T, strict=True)] for row in weights
+    ]
+    best = [int(np.argmax(row)) for row in shares]
+    expected = [(source, word, weights[word, source]) for word, source in enumerate(best)]
     assert [tuple(link[:2]) for link in output["links"]] == [link[:2] for link in expected]
     assert [link[2] for link in output["links"]] == pytest.approx([link[2] for link in expected], rel=1e-6)
     assert output["pharaoh"] == " ".join(f"{source}-{word}" for source, word, _ in expected)
@@ -78,9 +82,11 @@ async def test_links_of_both_steps_equal_the_slow_twin(running: Running, body: A
         assert (output["step"], output["text"]) == (step, attended["text"])
         expected = slow_links(attended, shift)
         assert [word for _, word, _ in output["links"]] == [word for word, _ in expected]
+        totals = np.sum([weights for _, weights in expected], axis=0)
         for (source, _, weight), (_, weights) in zip(output["links"], expected, strict=True):
-            assert weight == pytest.approx(max(weights), rel=1e-5)
-            assert weights[source] == pytest.approx(max(weights), rel=1e-5)  # rounding decides between equal ones
+            assert weight == pytest.approx(weights[source], rel=1e-5)
+            shares = [one * one / total for one, total in zip(weights, totals, strict=True)]
+            assert shares[source] == pytest.approx(max(shares), rel=1e-5)  # rounding decides between equal ones
         outputs.append(output)
     written, read = outputs
     assert written["links"] != read["links"]
@@ -135,9 +141,11 @@ async def test_the_default_is_the_alignment_of_the_manifest(start: Start, make_b
         assert cards["plain"] == {"step": "writes", "layer": 1, "heads": [0, 1], **dict.fromkeys(measured)}
 
 
-def test_among_equal_weights_the_first_source_word_is_linked() -> None:
+def test_among_equal_shares_the_first_source_word_is_linked() -> None:
     weights = np.array([[0.25, 0.5, 0.5], [0.1, 0.1, 0.1]], np.float32)
     assert strongest_links(weights) == [(1, 0, 0.5), (0, 1, pytest.approx(0.1))]
+    weights = np.array([[0.1, 0.9], [0.4, 0.5]], np.float32)  # the first word has the second one for itself
+    assert [link[:2] for link in strongest_links(weights)] == [(1, 0), (0, 1)]
     assert strongest_links(np.zeros((0, 3), np.float32)) == []
     assert strongest_links(np.array([[0, 0], [0, 0.5]], np.float32)) == [(1, 1, 0.5)]
 

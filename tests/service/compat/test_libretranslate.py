@@ -1,5 +1,6 @@
 """Routes of LibreTranslate over the fake model: the choice of the model, the fields, the errors."""
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +68,19 @@ async def test_alternatives_are_the_next_distinct_texts_of_a_beam_search(
         assert len(response["alternatives"][0]) == 3
         one = await translate(running, "Hund", alternatives=3)
         assert one == {key: value[1] for key, value in response.items()}
+
+
+async def test_html_needs_a_library(start: Start, translating: Translating, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with start(translating(a="en-de")) as running:
+        body = {"q": "<b>a dog</b>", "source": "en", "target": "de", "format": "html"}
+        translated = (await running.post("/translate", body)).json()["translatedText"]
+        assert (translated[:3], translated[-4:]) == ("<b>", "</b>")
+        monkeypatch.setitem(sys.modules, "lxml", None)
+        response = await running.post("/translate", body)
+        message = (
+            "This service cannot read markup, because lxml is missing; its operator can install the extra documents."
+        )
+        assert (response.status_code, response.json()) == (422, {"error": f"format: {message}"})
 
 
 async def test_beams_that_differ_only_in_tokens_are_one_text(start: Start, translating: Translating) -> None:
@@ -145,7 +159,7 @@ async def test_openapi_declares_both_bodies_and_forms_without_lists_or_nulls(sta
         kinds = {name: field["type"] for name, field in form["properties"].items()}
         texts = dict.fromkeys(("on_empty", "q", "source", "target", "format", "api_key"), "string")
         assert kinds == texts | {"alternatives": "integer"}
-        assert form["properties"]["format"]["const"] == "text"
+        assert form["properties"]["format"]["enum"] == ["text", "html"]
         assert (form["required"], form["additionalProperties"]) == (["q", "source", "target"], False)
         assert set(paths["/v1/generate"]["post"]["requestBody"]["content"]) == {"application/json"}
 

@@ -1,0 +1,216 @@
+"""Translation of texts with marks: the engine that `sightline.translation` asks for sentences."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field
+
+from sightline.base.text.words import Span
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
+from sightline.service.engine.request import Generated
+from sightline.service.inference.call import Call
+from sightline.service.inference.generate import Decoding, check_parameters
+from sightline.service.inference.language_choice import choose_languages
+from sightline.service.inference.maps import MapWriter
+from sightline.service.inference.results import MAX_NUMBERS, TimingsMs, Usage
+from sightline.service.inference.sentence_splitting import check_number
+from sightline.service.inference.service import ServedModel
+from sightline.service.parameters import DEFAULT_NEW_TOKENS, AttentionSelection, GenerateParameters
+from sightline.translation.alignment import Translated
+from sightline.translation.marks import MarkedText, TranslatedText
+from sightline.translation.markup import Markup, MarkupError, MarkupKind
+from sightline.translation.translator import translate_texts
+
+MAX_TOKENS = DEFAULT_NEW_TOKENS - 16  # of a sentence that is not divided; its translation may be longer
+CHARACTERS_PER_TOKEN = 2  # fewer than almost all sentences have, to estimate the size of their maps
+
+
+async def translate_marked(
+    call: Call, model: ServedModel, texts: Sequence[MarkedText], parameters: GenerateParameters
+) -> list[list[TranslatedText]]:
+    """Translate texts with their marks: `num_return_sequences` translations of each, best first."""
+    translated, _, _ = await _translate(call, model, texts, parameters)
+    return translated
+
+
+@dataclass(frozen=True)
+class PlacedTag:
+    """An element inside of a sentence, whose place in the translation alignment decides."""
+
+    name: Annotated[str, Field(description="Name of the element.")]
+    confidence: Annotated[
+        float,
+        Field(description="From 0 to 1, for the place of its tags; 0 if the words inside have no translation."),
+    ]
+
+
+@dataclass(frozen=True)
+class TranslatedDocument:
+    """A translation of a text or of markup."""
+
+    text: str
+    tags: Sequence[PlacedTag] = ()
+
+
+async def translate_documents(
+    call: Call, model: ServedModel, inputs: Texts, parameters: GenerateParameters, markup: MarkupKind | None = None
+) -> tuple[list[list[TranslatedDocument]], Usage, TimingsMs]:
+    """Translate texts with or without markup.
+
+    Return `num_return_sequences` translations of each, the best first.
+    """
+    if markup is None:
+        texts = [MarkedText(text) for text in inputs.texts]
+        translated, usage, timings = await _translate(call, model, texts, parameters)
+        return [[TranslatedDocument(result.text) for result in ranks] for ranks in translated], usage, timings
+    language = choose_languages(model, parameters.source_language, parameters.target_language).target
+
+    def read() -> list[Markup]:
+        documents = []
+        for position, text in enumerate(inputs.texts):
+            try:
+                documents.append(Markup(text, markup))
+            except MarkupError as error:
+                raise ApiError("invalid_parameter", str(error), field="inputs", index=inputs.index(position)) from None
+        return documents
+
+    try:
+        documents = await call.tokenize(read, inputs.texts)
+    except ModuleNotFoundError:
+        message = (
+            "This service cannot read markup, because lxml is missing; its operator can install the extra documents."
+        )
+        raise ApiError("unsupported_parameter", message, field="markup") from None
+    texts = [text for each in documents for text in each.texts]
+    translated, usage, timings = await _translate(call, model, texts, parameters)
+    results = iter(translated)
+    by_document = [[next(results) for _ in each.texts] for each in documents]
+
+    def write() -> list[list[TranslatedDocument]]:
+        written = []
+        for text, document, of_texts in zip(inputs.texts, documents, by_document, strict=True):
+            ranks = list(zip(*of_texts, strict=False)) or [()]
+            written.append([TranslatedDocument(document.write(ranks[0], language), _tags(document, ranks[0]))])
+            for rank in ranks[1:]:
+                document = Markup(text, markup)
+                written[-1].append(TranslatedDocument(document.write(rank, language), _tags(document, rank)))
+        return written
+
+    return await call.tokenize(write, inputs.texts), usage, timings
+
+
+def _tags(document: Markup, translations: Sequence[TranslatedText]) -> list[PlacedTag]:
+    """Return the elements in the sentences of a document, in the order of the source."""
+    placed = []
+    for names, translation in zip(document.tags, translations, strict=True):
+        confidences = {mark.index: mark.confidence for mark in translation.marks}
+        placed += [PlacedTag(name, confidences[index]) for index, name in enumerate(names) if name]
+    return placed
+
+
+async def _translate(
+    call: Call, model: ServedModel, texts: Sequence[MarkedText], parameters: GenerateParameters
+) -> tuple[list[list[TranslatedText]], Usage, TimingsMs]:
+    check_parameters(model, parameters, len(texts))
+    engine = SentenceTranslator(call, model, texts, parameters)
+    return await translate_texts(texts, engine), *engine.record_usage()
+
+
+class SentenceTranslator:
+    """Translates the sentences of a call; the `Engine` of `sightline.translation`."""
+
+    def __init__(
+        self, call: Call, model: ServedModel, texts: Sequence[MarkedText], parameters: GenerateParameters
+    ) -> None:
+        call.parameters = parameters
+        self._call, self._model, self._parameters = call, model, parameters
+        self._inputs = Texts(tuple(text.text for text in texts))
+        self._languages = choose_languages(model, parameters.source_language, parameters.target_language)
+        self.source_language, self.target_language = self._languages.source, self._languages.target
+        num_added = len(self._languages.source_prefix) + len(self._languages.source_suffix)
+        # A stand-in may have more tokens than what it stands for.
+        self._max_tokens = min(MAX_TOKENS, (model.manifest.limits.max_source_tokens - num_added) * 7 // 8)
+        self._usage = Usage(0, 0)
+        self._reasons: list[str] = []
+        self._timings: list[TimingsMs] = []
+
+    def fits(self, text: str) -> bool:
+        tokenizer, limit = self._model.source_tokenizer, self._max_tokens
+        return len(text) < limit // 4 or (
+            tokenizer.min_num_tokens(text, limit) <= limit and len(tokenizer.encode(text)) <= limit
+        )
+
+    def unknown(self, text: str) -> Sequence[Span]:
+        """Return the characters that are unknown tokens, or several tokens of bytes."""
+        tokenizer = self._model.source_tokenizer
+        spans = tokenizer.encode_spans(text, add_special_tokens=False)
+        found = [(span.start, span.end) for span in spans if tokenizer.is_special(span.id) and span.start < span.end]
+        parts = [(after.start, after.end) for span, after in pairwise(spans) if after.start < span.end]
+        return sorted({(index, index + 1) for start, end in found + parts for index in range(start, end)})
+
+    async def translate(self, sentences: Sequence[str], are_aligned: Sequence[bool]) -> Sequence[list[Translated]]:
+        """Return `num_return_sequences` translations of each sentence, the best first."""
+        check_number(len(sentences), self._parameters)
+        results: dict[int, list[Translated]] = {}
+        aligns = self._model.manifest.cross_attention is not None
+        plain = [index for index, is_aligned in enumerate(are_aligned) if not (is_aligned and aligns)]
+        aligned = [index for index, is_aligned in enumerate(are_aligned) if is_aligned and aligns]
+        for indices in filter(None, [plain, *_groups(aligned, sentences, self._parameters.num_return_sequences)]):
+            chosen = await self._run([sentences[index] for index in indices], has_maps=indices is not plain)
+            results |= dict(zip(indices, chosen, strict=True))
+        return [results[index] for index in range(len(sentences))]
+
+    async def _run(self, sentences: Sequence[str], *, has_maps: bool) -> list[list[Translated]]:
+        call, model, maps = self._call, self._model, None
+        if has_maps:
+            step, layer, heads = model.manifest.alignment_heads
+            selection = AttentionSelection(
+                kinds=["cross"], layers=[layer], heads=list(heads), reduce="mean", units="words"
+            )
+            maps = MapWriter(call, model, selection)
+        decoding = Decoding(call, model, self._parameters, self._languages, maps)
+
+        def convert(index: int, result: Generated) -> list[Translated]:
+            translations = []
+            for decoded in decoding.targets_of(index, result):
+                self._reasons.append(decoded.target.finish_reason)
+                is_complete = decoded.target.finish_reason != "length"
+                if maps is None:
+                    translations.append(Translated(decoded.text, is_complete=is_complete))
+                    continue
+                words = maps.word_map(index, decoded.request, decoded.target, decoded.text, step)
+                sources = [(word.start, word.end) for word in words.source_words]
+                targets = [(word.start, word.end) for word in words.target_words]
+                translations.append(Translated(decoded.text, sources, targets, words.weights, is_complete))
+            return translations
+
+        await decoding.read(self._inputs, split=lambda: sentences)
+        outputs, usage, timings = await decoding.run(convert)
+        self._timings.append(timings)
+        self._usage = Usage(
+            self._usage.input_tokens + usage.input_tokens, self._usage.output_tokens + usage.output_tokens
+        )
+        return outputs
+
+    def record_usage(self) -> tuple[Usage, TimingsMs]:
+        """Record and return the tokens of all sentences of the call, and its durations."""
+        sums = {name: sum(getattr(part, name) for part in self._timings) for name in ("queue", "encode", "decode")}
+        timings = replace(self._call.timings([]), **{name: round(value, 3) for name, value in sums.items()})
+        usage = self._usage
+        self._call.record_usage(self._model, timings, usage.input_tokens, usage.output_tokens, self._reasons)
+        return usage, timings
+
+
+def _groups(indices: Sequence[int], sentences: Sequence[str], ranks: int) -> Iterator[list[int]]:
+    """Yield groups of sentences whose maps a call may have at the same time."""
+    group, count = list[int](), 0
+    for index in indices:
+        count += ranks * (len(sentences[index]) // CHARACTERS_PER_TOKEN + 4) ** 2
+        if group and count > MAX_NUMBERS // 2:
+            yield group
+            group, count = [], ranks * (len(sentences[index]) // CHARACTERS_PER_TOKEN + 4) ** 2
+        group.append(index)
+    yield group

@@ -1,0 +1,1 @@
+"""Translation of whole documents: everything comes back, in its place."""

@@ -1,0 +1,178 @@
+"""Parts of a text that a translation must not change: addresses, code, placeholders, numbers with
+units, and the like.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Kept(NamedTuple):
+    """A part of a text that is copied."""
+
+    start: int
+    end: int
+    is_symbol: bool = False  # it has no part in the grammar of its sentence, such as an emoji
+
+
+_CURRENCY = "[$€£¥₹₽₩₺₴₫₪฿₿¢]|(?:US|A|C|NZ|HK|S|R)\\$|CHF|EUR|USD|GBP|JPY|CNY|BRL|R\\$"
+_UNIT = (
+    "%|‰|°[CF]?|℃|℉|[kKMGTP]i?[Bb](?:/s|ps)?|[cmkdnµμ]m[²³23]?|m[²³]|[mkµμ]?g|[mckdµμ]?[lL]|[kMG]?Hz|[kMG]?Wh?|[kmM]?V"
+    "|m?Ah?|[nmµμ]s|min|hrs?|sec|km/h|m/s|mph|fps|dpi|ppi|rpm|px|pt|rem|lbs?|oz|ft|mi|kcal|k?cal|k?J|[kMG]?Pa|bar|psi"
+    f"|[kM]?Ω|dB|lm|lx|ha|t|x|{_CURRENCY}"
+)
+_SPACED_UNIT = f"(?![AVWJxLkKMGTP]\\b)(?:{_UNIT})|[kKMGTP]i?B"
+_DIGITS = "\\d+(?:[.,:/'’·٫٬-]\\d+|(?<=\\d)[ \u00a0\u202f]\\d{3}(?!\\d))*"
+_EMOJI = (
+    "(?:[\U0001f1e6-\U0001f1ff]{2}|[0-9#*]\ufe0f?\u20e3|[\u2190-\u21ff\u2300-\u23ff\u25a0-\u27bf\u2900-\u297f"
+    "\u2b00-\u2bff\u3030\u303d©®™\U0001f000-\U0001faff][\ufe0e\ufe0f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*"
+    "(?:\u200d[\u2190-\u2bff\U0001f000-\U0001faff][\ufe0e\ufe0f\U0001f3fb-\U0001f3ff]*)*)"
+)
+_URL_CHARACTERS = "[\\w!#$%&*+,./:;=?@~\\[\\]()'|^{}-]"
+_FILE_TYPES = (
+    "bash|bat|bmp|c|cc|cfg|conf|cpp|cs|css|csv|db|deb|dll|docx?|env|epub|exe|gif|go|gz|h|hpp|html?|ini|ipynb|iso|jar|java"
+    "|jpe?g|js|json|jsx|kt|log|lua|md|mjs|mp[34]|msi|odp|ods|odt|pdf|php|png|po|pot|pptx?|ps1|py|rar|rb|rs|rst|rtf|sh"
+    "|sql|srt|svg|tar|tex|tgz|tiff?|toml|ts|tsv|tsx|txt|vtt|wasm|wav|webp|whl|xlf|xliff|xlsx?|xml|ya?ml|zip|zst"
+)
+_DOMAINS = "com|org|net|edu|gov|io|dev|app|ai|co|info|eu|uk|de|fr|es|it|nl|pl|pt|br|ru|jp|cn|in|ch|at|se|no|fi|dk|cz|us"
+_PLURALS = "plural|select|selectordinal|number|date|time|spellout|ordinal|duration|choice"
+_NESTED = "[^{}]*(?:\\{[^{}]*(?:\\{[^{}]*(?:\\{[^{}]*\\}[^{}]*)*\\}[^{}]*)*\\}[^{}]*)*"  # balanced braces
+# The order decides between patterns that match at the same character.
+_PATTERNS = {
+    "code": r"(?<!`)(?P<ticks>`{1,3})(?!`)[^`\n]{1,500}(?<!`)(?P=ticks)(?!`)",
+    "math": r"\$\$[^$]{1,500}\$\$|(?<![\w$])\$(?![\s\d$])[^$\n]{0,200}?[^\s$]\$(?![\w$])|\\\([^\n]{1,200}?\\\)",
+    "latex": r"\\[a-zA-Z]+(?:\[[^\[\]\n]{0,50}\])?(?:\{[^{}\n]{0,200}\})+",
+    "icu": rf"\{{\s*[\w.-]{{1,64}}\s*,\s*(?:{_PLURALS})\b{_NESTED}\}}",
+    "braces": r"\{\{\{?[^{}\n]{0,200}\}?\}\}|\{%[^{}\n]{0,200}%\}|[$#%@]\{[^{}\n]{0,200}\}"
+    r"|%?\{\s*[\w.:$!|%\[\]+-]*\s*\}",
+    "tag": r"<!--(?s:.{0,2000}?)-->|</?[A-Za-z][\w:.-]*(?:\s[^<>\n]{0,1000})?/?>|<%[^\n]{0,200}?%>",
+    "url": rf"(?<![\w])(?:[a-zA-Z][a-zA-Z0-9+.-]{{1,15}}://|www\.|mailto:|tel:\+?\d){_URL_CHARACTERS}{{1,2000}}",
+    "email": r"(?<![\w.+%-])[\w.+%-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,6}",
+    "path": (
+        r"(?<![\w/.~:@])(?:~|\.{1,2})?/(?=[\w.~])[\w.@%+=~-]+(?:/[\w.@%+=~-]+)*/?|(?<!\w)[A-Za-z]:\\[^\s\"'<>|*?]*"
+        r"|(?<!\\)\\\\[\w.$-]+\\[^\s\"'<>|*?]+|(?<![\w/.@-])[\w-]+(?:[/\\][\w.-]+)*[/\\][\w-]+\.\w{1,6}(?!\w)"
+    ),
+    "file": rf"(?<![\w/.@-])[\w-]+(?:\.[\w-]+){{0,4}}\.(?:{_FILE_TYPES})(?![\w-]|\.\w)",
+    "domain": rf"(?<![\w.@-])(?:[a-z0-9-]{{1,63}}\.){{1,6}}(?:{_DOMAINS})(?:/{_URL_CHARACTERS}{{0,2000}})?"
+    r"(?![\w-]|\.\w)",
+    "printf": (
+        r"%(?:\(\w+\)|\d+\$)?[-+#0]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh|ll|[hlLzjt])?[diouxXeEfFgGcsrapn@](?![A-Za-z])"
+        r"|%\w+%|%L?\d{1,2}(?![\w%])|%%"
+    ),
+    "variable": r"(?<![\w$])\$(?:\([\w.]+\)|[A-Za-z_]\w*|\d+(?![\d.,]))|(?<!\w)__\w+__(?!\w)",
+    "symbol_name": r"(?<![\w:]):[a-z0-9_+-]*[a-z][a-z0-9_+-]*:(?!\w)",
+    "symbol_hashtag": r"(?<![\w&#/])#\w+",
+    "handle": r"(?<![\w@/.])@\w[\w.-]*\w(?:@[\w-]+(?:\.[\w-]+)+)?",
+    "entity": r"&(?:#\d{1,7}|#x[\da-fA-F]{1,6}|[A-Za-z]\w{1,30});",
+    "symbol_emoji": f"{_EMOJI}(?:[ ]?{_EMOJI})*",
+    "flag": r"(?<![\w-])--[a-zA-Z][\w-]*(?:=[^\s.,;]+)?",
+    "time": r"(?<!\w)\d{4}-\d\d-\d\dT[\d:.]{4,20}(?:Z|[+-]\d\d:?\d\d)?",
+    "number": (
+        rf"(?<![\w.])[+−±~≈-]?(?:(?:{_CURRENCY})[ \u00a0\u202f]?{_DIGITS}"
+        rf"(?:[ \u00a0\u202f]?(?:{_UNIT}|[kKMB]n?)(?![\w({{%]))?(?!\w)"
+        rf"|{_DIGITS}(?:(?:{_UNIT})(?!\w)|[ \u00a0\u202f](?:{_SPACED_UNIT})(?![\w'’({{%-])))"
+        rf"|(?<![\w.])[vV+−±~≈-]?\d+(?:[.,:/'’·٫٬-]\d+|[ \u00a0\u202f]\d{{3}}(?!\d))+(?!\w)"
+        r"|(?<![\w.])[+−±~≈-]?\d{4,}(?!\w)"
+    ),
+    "name": r"(?<![\w.])[A-Za-z][\w.]*\(\)|(?<!\w)_?[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+_?(?!\w)|(?<![\w-])[A-Za-z]+\d\w*",
+    "hash": r"(?<!\w)(?=[a-fA-F]*\d)[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}"
+    r"|(?<!\w)(?=\d*[a-f])[\da-f]{7,64}(?!\w)",
+    "phone": r"(?<![\w+])\+\d[\d ()/.-]{4,18}\d",
+}
+_ANY = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _PATTERNS.items()))
+_AFTER_URL = re.compile(r"[.,:;!?'*_…]+\Z")
+_FENCE = re.compile(r"[ \t>]*(`{3,}|~{3,})")
+_INDENTED = re.compile(r"(?: {4}|\t)\s*\S")
+_LIST_ITEM = re.compile(r"\s*(?:[-*+•]|\(?\w{1,3}[.)])\s")
+_CODE = re.compile(
+    r"[;{}]\s*\Z|\)\s*:?\s*\Z|\w\(|\w\[\w|\w\s*(?:=|\+=|:=|==|->|=>|&&)\s*\S|^\s*(?:[$>%#] |//|/\*|<\w|@\w|\w+:\s*\Z)"
+    r"|^\s*(?:return|import|from|def|class|if|elif|else|for|while|try|with|print|let|const|var|function|end|pass|break)\b"
+)
+
+
+def protected_spans(text: str, given: Iterable[Kept] = ()) -> list[Kept]:
+    """Return the parts of a text that are copied, in order and without overlap.
+
+    Those that are `given` come first: others that they overlap are left out.
+    """
+    taken = sorted(Kept(*span) for span in given if span.start < span.end)
+    found = [*_code_blocks(text), *_matches(text)]
+    kept = _without_overlap(taken)
+    for span in found:
+        index = _index_after(kept, span.start)
+        if (index == 0 or kept[index - 1].end <= span.start) and (index == len(kept) or kept[index].start >= span.end):
+            kept.insert(index, span)
+    return kept
+
+
+def _without_overlap(spans: Sequence[Kept]) -> list[Kept]:
+    """Join spans that overlap; they are sorted."""
+    joined: list[Kept] = []
+    for span in spans:
+        if joined and span.start < joined[-1].end:
+            joined[-1] = Kept(joined[-1].start, max(joined[-1].end, span.end))
+        else:
+            joined.append(span)
+    return joined
+
+
+def _index_after(spans: Sequence[Kept], start: int) -> int:
+    """Return the index of the first span that starts after a character."""
+    low, high = 0, len(spans)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if spans[middle].start > start else (middle + 1, high)
+    return low
+
+
+def _matches(text: str) -> Iterable[Kept]:
+    for match in _ANY.finditer(text):
+        name, start, end = match.lastgroup or "", *match.span()
+        if match["url"] or match["domain"] or match["path"]:
+            end = start + len(_trimmed_url(match[0]))
+        yield Kept(start, end, name.startswith("symbol"))
+
+
+def _trimmed_url(url: str) -> str:
+    """Return a URL without the punctuation and closing brackets of the sentence around it."""
+    while True:
+        trimmed = _AFTER_URL.sub("", url)
+        if trimmed[-1:] in (")", "]", "}") and trimmed.count(trimmed[-1]) > trimmed.count(
+            "([{"[")]}".index(trimmed[-1])]
+        ):
+            trimmed = trimmed[:-1]
+        if trimmed == url:
+            return url
+        url = trimmed
+
+
+def _code_blocks(text: str) -> Iterable[Kept]:
+    """Yield fenced code, and blocks of indented lines that look like code."""
+    fence, start, position = "", 0, 0  # the fence that is open; its first character
+    block: list[str] | None = None  # indented lines after a blank line
+    block_start, is_after_blank, is_in_list = 0, True, False
+    for line in [*text.splitlines(keepends=True), ""]:
+        match = _FENCE.match(line)
+        if fence:
+            if match and match[1].startswith(fence) and not line[match.end() :].strip():
+                yield Kept(start, position + len(line.rstrip()))
+                fence = ""
+            position += len(line)
+            continue
+        is_indented = bool(_INDENTED.match(line))
+        if block is not None and not is_indented:
+            if block and any(map(_CODE.search, block)):
+                yield Kept(block_start, block_start + len("".join(block).rstrip()))
+            block = None
+        if match and line:
+            fence, start = match[1], position
+        elif block is not None:
+            block.append(line)
+        elif is_indented and is_after_blank and not is_in_list:
+            block, block_start = [line], position
+        if line.strip():
+            is_in_list = bool(_LIST_ITEM.match(line)) or (is_in_list and line[:1].isspace())
+        is_after_blank = not line.strip()
+        position += len(line)
+    if fence:
+        yield Kept(start, len(text))
