@@ -75,17 +75,23 @@ class Markup:
         self._root, self._is_part = _read_html(source) if self._is_html else _read_xml(source)
         if any(depth > MAX_DEPTH for depth in _depths(self._root)):
             raise MarkupError(f"It must have at most {MAX_DEPTH} elements inside of each other.")
+        self._read()
+
+    def _read(self) -> None:
         self.texts: list[MarkedText] = []
         self._writers: list[Callable[[TranslatedText], None]] = []
         self.tags: list[list[str]] = []  # names of the elements of each mark, by text; empty for comments
         self._read_block(self._root)
 
+    def _apply(self, translations: Sequence[TranslatedText]) -> None:
+        for writer, translation in zip(self._writers, translations, strict=True):
+            writer(translation)
+
     def write(self, translations: Sequence[TranslatedText], language: str) -> str:
         """Return the markup with the translations of its texts."""
         from lxml import etree
 
-        for writer, translation in zip(self._writers, translations, strict=True):
-            writer(translation)
+        self._apply(translations)
         root = self._root
         if self._is_html and root.tag == "html":
             base = language.partition("-")[0]

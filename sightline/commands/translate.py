@@ -1,4 +1,4 @@
-"""`sightline translate`: translate the lines of a file with a bundle, without HTTP."""
+"""`sightline translate`: translate documents, or the lines of a file, without HTTP."""
 
 import asyncio
 import hashlib
@@ -22,6 +22,7 @@ from sightline.base.parser import Parser
 from sightline.base.text.languages import find_language
 from sightline.base.text.sentences import has_letter, split_sentences
 from sightline.commands.bundles import choose_bundle, load_service
+from sightline.commands.documents import translate_documents
 from sightline.commands.output import OutputBusyError, OutputError, OutputFile, StreamOutput, TranslationOutput
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import MAX_INPUTS, Texts
@@ -57,17 +58,23 @@ class LineError(Exception):
 
 
 class TranslateOptions(Options):
-    """Translate the lines of a file with a bundle.
+    """Translate documents, or the lines of a file.
 
-    If the command is killed, run it again to continue the output file after its complete lines.
+    With --to, report.docx becomes report.de.docx. Without it, a file has one text on each line. If
+    the command is killed, run it again: finished documents are skipped, and a file of lines is
+    continued.
     """
 
-    example = "text.en --bundle bundles/multi30k-en-de --out text.de"
+    example = "report.docx film.srt --to de --out translated"
 
-    file: Annotated[str, Shown(is_positional=True)]
-    """File with one text on each line, in UTF-8; - is standard input."""
-    out: Annotated[Path | None, Shown("FILE")] = None
-    """File to write. Default: standard output"""
+    file: Annotated[tuple[str, ...], Shown(is_positional=True)]
+    """Documents (.txt, .md, .html, .srt, .vtt, .po, .json, .yaml, .xliff, .docx, .odt, .pptx,
+    .epub), or one file with a text on each line, in UTF-8; - is standard input."""
+    to: Annotated[str | None, Shown("LANGUAGE")] = None
+    """Languages of documents, as BCP 47 tags with commas between them."""
+    out: Annotated[Path | None, Shown("PATH")] = None
+    """File for lines, or folder for documents. Default: standard output, or the folder of each
+    document"""
     bundle: Annotated[Path | None, Shown("FOLDER")] = None
     """Bundle to use. Default: the default model of --bundles, or its only bundle that translates"""
     beams: Annotated[int, Ge(1), Le(MAX_BEAMS)] = Field(1, description=f"Beams of each line, 1 to {MAX_BEAMS}.")
@@ -89,10 +96,14 @@ def run(parser: Parser, words: Sequence[str]) -> int:
     flags = ("bundles", "provider", "threads")
     add_options(parser, Settings, flags)
     options, texts = parse_with(parser, words, TranslateOptions, flags)
-    file, out = options.file, options.out
+    file, out = options.file[0], options.out
     import_module("onnxruntime")  # if it is missing, this is the first error; `--help` does not need it
     try:
         settings = make_settings({**texts, **NO_LIMITS})
+        if options.to is not None:
+            return translate_documents(options.file, options.to, out, options.bundle, options.beams, settings)
+        if len(options.file) > 1:
+            raise UsageError("several files need --to, such as --to de")
         folder, manifest = choose_bundle(options.bundle, settings, translates, CANNOT_TRANSLATE)
         source = read_source(file)
         if out is not None and file != "-" and out.exists() and out.samefile(file):

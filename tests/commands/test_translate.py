@@ -21,9 +21,10 @@ import pytest
 from sightline.__main__ import main
 from sightline.base.bundle import BundleError
 from sightline.base.bundle_files import read_manifest, write_manifest
-from sightline.commands import translate
+from sightline.commands import documents, translate
 from sightline.commands.output import OutputFile
 from sightline.service.engine.engine import Engine
+from sightline.service.inference import translation
 from sightline.service.inference.service import Backend
 from sightline.service.loading import load_bundles
 from tests.support.tables import read_table
@@ -502,3 +503,49 @@ def test_a_failure_removes_only_what_the_command_has_created(
     assert main(["translate", str(tmp_path / "source2"), "--bundle", str(bundle), "--out", str(out)]) == 1
     assert os.path.lexists(out) and out.is_symlink() == (kind != "empty file")
     assert not (tmp_path / "out.progress").exists()
+
+
+def test_documents_are_translated_beside_or_into_a_folder_and_continued(
+    bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, page = tmp_path / "a.txt", tmp_path / "b.md"
+    text.write_text("A man sleeps.\n\nTwo girls play.\n\n12\n")
+    page.write_text("# A man\n\n- A **dog** runs.\n")
+    command = ["translate", str(text), str(page), "--bundle", str(bundle), "--threads", "1", "--to", "de"]
+    assert main(command) == 0
+    expected = (tmp_path / "a.de.txt").read_text()
+    assert expected.endswith("\n\n12\n") and expected != text.read_text()
+    assert (tmp_path / "b.de.md").read_text().startswith("# ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de.txt", "a.txt", "b.de.md", "b.md"]
+    capfd.readouterr()
+    assert main(command) == 0  # what exists is not translated again
+    assert capfd.readouterr().err.count("exists; remove it to translate") == 2
+
+    out = tmp_path / "out"
+    groups: list[Any] = []
+
+    async def fail_at_second(call: Any, model: Any, texts: Any, parameters: Any) -> Any:
+        groups.append(texts)
+        if len(groups) == 2:
+            raise KeyboardInterrupt
+        return await translation.translate_marked(call, model, texts, parameters)
+
+    monkeypatch.setattr(documents, "TEXTS", 1)
+    monkeypatch.setattr(documents, "translate_marked", fail_at_second)
+    assert main([*command, "--out", str(out)]) == 130
+    assert [path.name for path in out.iterdir()] == ["a.de.txt.progress"]
+    assert main([*command, "--out", str(out)]) == 0
+    assert (out / "a.de.txt").read_text() == expected
+    assert [group[0].text for group in groups].count("A man sleeps.\n\n") == 1
+    assert sorted(path.name for path in out.iterdir()) == ["a.de.txt", "b.de.md"]
+
+
+def test_a_damaged_document_does_not_stop_the_others(
+    bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.docx").write_bytes(b"PK")
+    (tmp_path / "b.txt").write_text("A man sleeps.")
+    files = [str(tmp_path / "a.docx"), str(tmp_path / "b.txt")]
+    assert main(["translate", *files, "--bundle", str(bundle), "--threads", "1", "--to", "de"]) == 1
+    assert "a.docx is damaged, or no file of its format; save it again with its program\n" in capfd.readouterr().err
+    assert (tmp_path / "b.de.txt").exists() and not (tmp_path / "a.de.docx").exists()

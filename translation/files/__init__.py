@@ -1,0 +1,1 @@
+"""Files of many formats as texts with marks, and back."""

@@ -1,0 +1,46 @@
+"""Formats of files by the end of their names."""
+
+from collections.abc import Callable
+from functools import partial
+
+from sightline.translation.files.document import MAX_BYTES, Document, DocumentError
+from sightline.translation.files.markdown import Markdown
+from sightline.translation.files.office import OfficeFile, Xliff
+from sightline.translation.files.plain import PlainText
+from sightline.translation.files.strings import JsonStrings, PoStrings, YamlStrings
+from sightline.translation.files.subtitles import Subtitles
+from sightline.translation.files.web import Epub, HtmlFile
+
+KINDS: dict[str, Callable[[bytes], Document]] = {
+    "txt": PlainText,
+    "md": Markdown,
+    "markdown": Markdown,
+    "html": HtmlFile,
+    "htm": HtmlFile,
+    "srt": Subtitles,
+    "vtt": Subtitles,
+    "po": PoStrings,
+    "pot": PoStrings,
+    "json": JsonStrings,
+    "yaml": YamlStrings,
+    "yml": YamlStrings,
+    "xliff": Xliff,
+    "xlf": Xliff,
+    "docx": partial(OfficeFile, extension="docx"),
+    "odt": partial(OfficeFile, extension="odt"),
+    "pptx": partial(OfficeFile, extension="pptx"),
+    "epub": Epub,
+}
+
+
+def read_document(name: str, data: bytes) -> Document:
+    """Read a file by the end of its name.
+
+    Raises `DocumentError`, or `ModuleNotFoundError` if the library of the format is missing.
+    """
+    extension = name.rpartition(".")[2].lower()
+    if extension not in KINDS:
+        raise DocumentError(f"has no known format; the formats are {', '.join(f'.{each}' for each in KINDS)}")
+    if len(data) > MAX_BYTES:
+        raise DocumentError(f"has {len(data) / 2**20:.0f} MiB, more than {MAX_BYTES // 2**20}; divide it")
+    return KINDS[extension](data)
