@@ -196,7 +196,9 @@ def all_calls(cards: Sequence[Body], texts: Iterable[str]) -> Iterator[Call]:
     uses: dict[str, Callable[[str, str, int], list[Call]]] = {
         "generate": _generations,
         "attention": _maps,
-        "alignment": lambda model, text, number: [Call("/v1/align", {"model": model, "inputs": text})],
+        "alignment": lambda model, text, number: [
+            Call(path, {"model": model, "inputs": text}) for path in ("/v1/align", "/v1/translate")
+        ],
         "encode": _encodings,
         "classify": _classifications,
         "rerank": _rankings,

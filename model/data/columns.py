@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.base.text.languages import language_name
+from sightline.base.text.languages import find_language, language_name
 from sightline.model.data.files import PAIR, TABLES, TSV
 from sightline.model.data.records import TaskName
 
@@ -69,7 +69,9 @@ class Columns:
         if given and all(map(str.isdecimal, given)):
             names = [str(number) for number in range(1, len(first) + 1)]
         elif self._ending == TSV and "source" in self._fields:
-            names = None if any(cell in known or language_name(cell) != cell for cell in first) else PAIR
+            is_tatoeba = [cell.isdecimal() for cell in first] == [True, False, True, False]
+            pair = ["", PAIR[0], "", PAIR[1]] if is_tatoeba else PAIR  # after the numbers of the sentences
+            names = None if any(cell in known or language_name(cell) != cell for cell in first) else pair
         elif self._task == "classification" and not given and len(first) == 2 and not known & {*first}:
             columns = [[row[index] for row in rows if len(row) == 2] for index in (0, 1)]
             repeated = [index for index in (1, 0) if columns[index].count(rows[0][index]) > 1]
@@ -95,7 +97,10 @@ class Columns:
         """Return the names of the fields of a record that have other ones in the file."""
         by_key = {name.casefold(): name for name in reversed(names)}
         given = {
-            field: name if name in names else by_key.get(name.casefold(), by_key.get(language_name(name).casefold()))
+            field: name
+            if name in names
+            else by_key.get(name.casefold(), by_key.get(language_name(name).casefold()))
+            or (find_language(name, names) if field in PAIR and is_language(name) else None)
             for field, name in self._given.items()
         }
         if not any(given.values()) and PAIR[0] in given and all(map(is_language, self._given.values())):
@@ -140,7 +145,7 @@ class Columns:
             if field.casefold() != name.casefold()
         ]
         if self._is_unnamed and not renames:
-            columns = " and ".join(self._names)
+            columns = " and ".join(name for name in self._names if name in self._fields)
             notes = [f"the first line is data, because it has no known names; its columns are {columns}"]
         kept = {*renames.values(), *used} - renames.keys()
         if ignored := [name for name in self._names if name not in kept]:

@@ -26,6 +26,7 @@ from sightline.model.data.pair_names import (
     choose_sides,
     groups_of,
     is_units,
+    reading_of_table,
     reading_of_units,
     sides_of,
     sides_of_split,
@@ -44,6 +45,7 @@ WAYS_OUT = {
     ".parquet": "write it as JSON Lines: python -c \"import pandas; pandas.read_parquet('FILE.parquet').to_json("
     "'FILE.jsonl', orient='records', lines=True)\"",
     ".zip": "unpack it",
+    ".po": "convert it to XLIFF, such as with po2xliff of the Translate Toolkit",
 }
 
 
@@ -136,7 +138,8 @@ def open_corpus(data: Path, reading: Reading, split_seed: int = 1) -> Corpus:
     reading, files = _find_files(data, reading)
     if "train" not in files:
         present = ", ".join(sorted(path.name for path in data.iterdir())[:8]) or "no files"
-        raise CorpusError(f"missing file train in {data}, which has {present}; {_expected(task)}")
+        way_out = "name one train, or give the file itself"
+        raise CorpusError(f"missing file train in {data}, which has {present}; {way_out}; {_expected(task)}")
     languages = reading.source or "", reading.target or ""
     if any(languages) and not all(languages):
         raise CorpusError(f"one language of {data} is given, {source or target}; give both, source and target, or none")
@@ -195,6 +198,9 @@ def _find_files(data: Path, reading: Reading) -> tuple[Reading, dict[str, tuple[
         raise CorpusError(f"missing file or folder {data}; {_expected(reading.task)}")
     for path in [path for paths in files.values() for path in paths if is_units(path)][:1]:
         reading = reading_of_units(path, reading)
+    train = files.get("train", ())
+    if len(train) == 1 and ending_of(train[0]) in READERS and bool(reading.source) != bool(reading.target):
+        reading = reading_of_table(train[0], reading)
     chosen = None
     for split, sides in pairs.items():
         if len(sides) > 1 and chosen is None:
@@ -206,8 +212,8 @@ def _find_files(data: Path, reading: Reading) -> tuple[Reading, dict[str, tuple[
 
 
 def _files_of(path: Path, reading: Reading) -> tuple[dict[str, tuple[Path, ...]], dict[str, Sides]]:
-    ending, is_table = ending_of(path), ending_of(path) in READERS or is_units(path)
-    sides = sides_of(path, reading) if reading.task in PAIR_TASKS and not is_table else None
+    ending, is_other = ending_of(path), ending_of(path) in (*READERS, *WAYS_OUT) or is_units(path)
+    sides = sides_of(path, reading) if reading.task in PAIR_TASKS and not is_other else None
     if sides is not None:
         return {}, {"train": sides}
     if ending not in _formats(reading.task):
@@ -295,7 +301,10 @@ def _divide(split: Split, seed: int) -> tuple[Split, Split]:
             owners.append(hashes[-1])
             labels.append(indices[label])
     if not hashes:
-        raise CorpusError(f"{split} is empty or has only blank texts; add examples")
+        is_lm = split.reading.task == "language-model"
+        raise CorpusError(
+            f"{split} is empty or has only blank texts{' or dialogues without replies' * is_lm}; add examples"
+        )
     different = distinct(hashes)
     fewest = max(1, min(fewest, len(different) // 2))
     share, dev = min(DEV_SHARE, MAX_DEV_RECORDS / len(different)), set[int]()

@@ -92,11 +92,6 @@ class DialogueReader:
         start = next((index for index, one in enumerate(messages) if one.role == "user"), len(messages))
         # The service begins no dialogue, so that greetings before messages of users are only read.
         messages[:start] = [replace(message, has_loss=False) for message in messages[:start]]
-        if not any(message.is_trained for message in messages):
-            self._fail(
-                f"{form.replace(' and ', ', ')}: no message of the assistant that follows one of the user has loss; "
-                "add a reply, or remove the dialogue"
-            )
         name = "tools" if fields.get("tools") else "functions"
         if not isinstance(tools := self._parsed(fields.get(name) or [], name), list):
             self._fail(f"{name} must be a list of objects, or its JSON text, got {kind_of(tools)}")

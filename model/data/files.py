@@ -4,7 +4,7 @@
     .json             a list of objects, or an object with one such list
     .tsv              columns separated by tabs, without quotes
     .csv              columns with the quotes of RFC 4180; the separator is found in the first rows
-    .xlsx, .xls, .ods first sheet with cells of a workbook
+    .xlsx, .xls, .ods first sheet of a workbook that has two rows
     .txt              one text per line for language models, as .csv for labels, as .tsv for pairs
 
 The first row of a table names its columns, if its names are known. Texts are UTF-8, UTF-16 with a
@@ -21,7 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
-from itertools import chain, islice
+from itertools import chain, dropwhile, islice
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -94,17 +94,19 @@ def read_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[int, s
                 if len(line) > MAX_LINE_BYTES:
                     limit = f"longer than {MAX_LINE_BYTES >> 20} MiB"
                     raise CorpusError(f"{at(path, number)}: {limit}; divide the text into several lines")
+                if number == 1 and line[:4] == b"PK\3\4":
+                    raise CorpusError(f"{path} is a workbook or a ZIP file; name it .xlsx, or unpack it")
                 text = line if isinstance(line, str) else line.decode(encoding or "utf-8")
                 if "\0" in text:
                     where = f"{at(path, number)}, column {text.index(chr(0)) + 1}"
                     raise CorpusError(f"{where}: NUL byte; the file is binary or not UTF-8; {_NOT_UTF_8}")
                 yield number, text.removeprefix("\ufeff") if number == 1 else text
-        except UnicodeDecodeError as error:
-            column = f"column {error.start + 1} (in bytes): byte 0x{error.object[error.start]:02x}"
-            problem = f"{at(path, number)}, {column} is not {encoding or 'UTF-8'}"
-            raise CorpusError(
-                f"{f'{path}: not {encoding} after line {number}' if is_wide else problem}; {_NOT_UTF_8}"
-            ) from None
+        except UnicodeError as error:
+            problem = f"{path}: not {encoding} after line {number}"
+            if isinstance(error, UnicodeDecodeError) and not is_wide:
+                column = f"column {error.start + 1} (in bytes): byte 0x{error.object[error.start]:02x}"
+                problem = f"{at(path, number)}, {column} is not {encoding or 'UTF-8'}"
+            raise CorpusError(f"{problem}; {_NOT_UTF_8}") from None
 
 
 def read_texts(path: Path, encoding: str | None = None) -> Iterator[tuple[int, str]]:
@@ -161,7 +163,7 @@ def _read_json(path: Path, encoding: str | None = None) -> Iterator[Row]:
             f"{path} has more than {MAX_JSON_BYTES >> 20} MiB, which would fill the memory; write one object per line "
             f"to a file .jsonl instead, such as jq -c '.[]' {path.name} > {path.stem}.jsonl"
         )
-    expected = "the file must be a list of objects, or an object with one such list"
+    expected = "the file must be a list of objects, or an object with one such list (pandas: orient='records')"
     value = _parse("".join(line for _, line in read_lines(path, encoding)), str(path), expected)
     lists = [one for one in value.values() if isinstance(one, list)] if isinstance(value, dict) else [value]
     if len(lists) > 1:  # such as names of labels beside the texts
@@ -210,8 +212,8 @@ def _find_separator(path: Path, encoding: str | None) -> str:
     best, found = (False, 1), SEPARATORS[0]
     for separator in SEPARATORS:
         try:
-            rows = islice(_read_csv(path, encoding, separator), NUM_FIRST_ROWS)
-            widths = [len(row) for _, row in rows if row]
+            rows = list(islice(_read_csv(path, encoding, separator), NUM_FIRST_ROWS))
+            widths = [len(row) for _, row in _without_titles([row for row in rows if row[1]])]
         except CorpusError:  # the quotes are those of another separator, or the file cannot be read
             continue
         if widths and widths[0] > 1 and (len(set(widths)) == 1, widths[0]) > best:
@@ -231,7 +233,7 @@ def _read_workbook(path: Path, encoding: str | None = None) -> Iterator[Cells]:
         open_file(path).close()
         book = load_workbook(path)
         sheets = (book.get_sheet_by_name(name).to_python(skip_empty_area=False) for name in book.sheet_names)
-        rows = next(filter(None, sheets), [])
+        rows = next((rows for rows in sheets if len(rows) > 1), [])  # the names of columns are no data
     except CalamineError as error:
         raise CorpusError(f"{path} is no workbook ({error}); save it again as .xlsx or as CSV UTF-8") from None
     yield from ((number, [_cell(value) for value in cells]) for number, cells in enumerate(rows, start=1))
@@ -243,13 +245,22 @@ def _cell(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _without_titles(rows: list[Cells]) -> list[Cells]:
+    """Leave out the first rows if they have only one cell with several words, and others follow."""
+    filled = ((row, [cell for cell in row[1] if cell.strip()]) for row in rows)
+    others = list(dropwhile(lambda row: len(row[1]) == 1 and " " in row[1][0].strip(), filled))
+    return [row for row, _ in others] if others and len(others[0][1]) > 1 else rows
+
+
 def _name_cells(path: Path, rows: Iterator[Cells], name_columns: NameColumns) -> Iterator[Row]:
     """Yield the fields of each row that is not blank by the names of columns."""
     rows = ((number, cells) for number, cells in rows if any(map(str.strip, cells)))
     first = list(islice(rows, NUM_FIRST_ROWS))
     if not first:
         return
-    names = name_columns([cells for _, cells in first])
+    untitled = _without_titles(first)
+    names = name_columns([cells for _, cells in untitled]) and name_columns([cells for _, cells in first])
+    first = first if names else untitled
     columns = names or [name.strip() for name in first.pop(0)[1]]
     while not columns[-1]:  # of empty columns at the end
         columns.pop()
@@ -258,11 +269,12 @@ def _name_cells(path: Path, rows: Iterator[Cells], name_columns: NameColumns) ->
         raise CorpusError(f"{path}: the first line names the column {_repeated(columns)!r} twice; rename one")
     for number, cells in chain(first, rows):
         if len(cells) < len(columns) or (names != PAIR and any(map(str.strip, cells[len(columns) :]))):
+            title = "remove titles above the names of columns; " * (len(columns) == 1)
             problem = (
                 f"expected source, tab and target, got {len(cells)} columns; the sides of two files are found by names "
                 "such as corpus.de.txt and corpus.en.txt in the same folder"
                 if names == PAIR
-                else f"expected {len(columns)} columns as in the first line, got {len(cells)}; texts with the "
+                else f"expected {len(columns)} columns as in the first line, got {len(cells)}; {title}texts with the "
                 f"separator or line breaks must be in double quotes{', in a file .csv' * (ending_of(path) == TSV)}"
             )
             raise CorpusError(f"{at(path, number)}: {problem}")

@@ -8,6 +8,8 @@ those of texts with entities. Two files are pairs of texts: line N of one belong
 other. `sightline.model.data.files` and `sightline.model.data.pair_files` read the rows of one file.
 """
 
+import re
+from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, zip_longest
@@ -30,6 +32,7 @@ from sightline.model.data.files import (
 )
 from sightline.model.data.pair_files import XML, read_units
 from sightline.model.data.records import (
+    DialogueRecord,
     LabelledRecord,
     PairRecord,
     Record,
@@ -46,6 +49,7 @@ MAX_LABEL_CHARACTERS = 200
 # Options of commands that are fields of `Reading`.
 READING_OPTIONS = ("source", "target", "text", "label", "encoding")
 SEPARATOR = "|"  # of several labels in a cell of a table
+_NUMPY_SPACE = re.compile(r"(?<=['\"])\s+(?=['\"])")  # between the texts of an array
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,8 @@ def _choices(reading: Reading) -> tuple[tuple[str, ...], ...]:
 
 
 def _unless_blank(record: Record) -> Record | str:
+    if isinstance(record, DialogueRecord) and not any(message.is_trained for message in record.messages):
+        return "without a reply to learn"
     return record if all(text.strip() for text in texts_of(record)) else "empty"
 
 
@@ -213,7 +219,9 @@ class _Converter:
         name = "labels" if "labels" in fields else "label"
         value = fields[name]
         if self._multi_label:
-            if isinstance(value, str):
+            if isinstance(value, str) and value.strip().startswith("["):
+                value = self._listed(value.strip(), name)
+            elif isinstance(value, str):
                 value = [label for label in value.split(SEPARATOR) if label.strip()]
             if not isinstance(value, list):
                 self._fail(f"{name} must be a list of strings, got {kind_of(value)}")
@@ -225,10 +233,17 @@ class _Converter:
         self._check_kind("label types", kind_of(value))
         return (self._label(str(value).lower() if isinstance(value, bool) else str(value), name),)
 
+    def _listed(self, value: str, name: str) -> Any:
+        """Return a list in the form of JSON, Python or NumPy, as pandas writes it to cells."""
+        try:
+            return literal_eval(_NUMPY_SPACE.sub(", ", value))
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            self._fail(f"{name} must be a list such as ['one', 'two'] if it begins with [; or separate labels by |")
+
     def _label(self, value: Any, name: str) -> str:
         label = self._text(value, name).strip()
         if not label:
-            self._fail(f"{name} is blank; add a name")
+            self._fail(f"{name} is blank; add a name in each row (merged cells have it only in their first row)")
         if len(label) > MAX_LABEL_CHARACTERS:
             self._fail(
                 f"{name} must have at most {MAX_LABEL_CHARACTERS} characters, got {len(label)}; check that text and "

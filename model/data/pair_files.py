@@ -130,9 +130,9 @@ def languages_in(path: Path) -> tuple[list[str], tuple[str, str] | None]:
     """Return the languages of the first units, the most frequent first, and the direction that an
     XLIFF file declares.
     """
-    parser, counts = _Parser(path), Counter[str]()
+    parser, counts, spelling = _Parser(path), Counter[str](), dict[str, str]()
     for _, texts, _ in islice(_read_units(path, parser), _SCANNED_UNITS):
-        counts.update(texts.keys())
+        counts.update(spelling.setdefault(tag.casefold(), tag) for tag in texts)
     if not counts:
         raise CorpusError(f"{path} has no units with texts; check that it is a TMX or XLIFF file")
     return [tag for tag, _ in counts.most_common()], parser.declared

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sightline.base.text.languages import find_language, language_name
-from sightline.model.data.columns import LANGUAGE_TAG
-from sightline.model.data.files import GZIP, CorpusError, ending_of
+from sightline.model.data.columns import LANGUAGE_TAG, SIDES
+from sightline.model.data.files import GZIP, CorpusError, ending_of, read_rows
 from sightline.model.data.formats import Reading
 from sightline.model.data.pair_files import XML, languages_in
 
 ROLES = ({"src", "source"}, {"tgt", "trg", "target"})
 
 _SEPARATORS = "._-"
+_SPLITS = {"train", "dev", "val", "valid", "test"}  # parts of names that are no subtags
 _ENDINGS = {"", "txt", "gz"}  # parts of names that say nothing about the content
 
 Sides: TypeAlias = Mapping[str, Path]  # files by the part of their names that differs
@@ -53,6 +54,7 @@ def _is_language(side: str) -> bool:
     tag = side.replace("_", "-")
     language = tag.split("-")[0]
     is_known = len(language) <= 2 or language_name(language) != language  # also "cz", which is no language
+    is_known &= language not in SIDES and not _SPLITS.intersection(tag.lower().split("-"))
     return is_known and side not in _ENDINGS and LANGUAGE_TAG.fullmatch(tag) is not None
 
 
@@ -93,19 +95,26 @@ def choose_sides(data: Path, sides: Iterable[str], reading: Reading) -> tuple[st
     tags, wanted = list(sides), (reading.source, reading.target)
     by_role = [next((tag for tag in tags if tag.lower() in role), None) for role in ROLES]
     found = by_role if all(by_role) else [_find(tag, tags) for tag in wanted]
+    commands: list[tuple[str, str]] = []
     for one, other in ((0, 1), (1, 0)):
         others = [tag for tag in tags if _find(wanted[one], [tag]) is None]
-        if found[one] is not None and wanted[other] is None and len(others) == 1:
-            found[other] = others[0]  # one of two languages determines the other
+        if (tag := found[one]) is not None and wanted[other] is None:
+            if len(others) == 1:
+                found[other] = others[0]  # one of two languages determines the other
+            commands = [(tag, name) if one == 0 else (name, tag) for name in others[:2]]
     if found[0] is not None and found[1] is not None and found[0] != found[1]:
         return found[0], found[1]
     absent = " and ".join(tag for tag, side in zip(wanted, found, strict=True) if tag and not side)
     ordered = sorted(tags, key=lambda tag: tag not in found)  # those that the user names first
-    first, second = ([tag.replace("_", "-") for tag in ordered] + ["OTHER"])[:2]
+    first, second = [*ordered, "OTHER"][:2]
     command = f"sightline train {reading.task} {shlex.quote(str(data))} --run RUN"
+    options = (
+        f"--source {one.replace('_', '-')} --target {other.replace('_', '-')}"
+        for one, other in commands or [(first, second), (second, first)]
+    )
     raise CorpusError(
         f"the languages of {data} are {', '.join(tags)}{f', but not {absent}' if absent else ''}; name the direction: "
-        f"{command} --source {first} --target {second}, or {command} --source {second} --target {first}"
+        + ", or ".join(f"{command} {names}" for names in options)
     )
 
 
@@ -133,6 +142,23 @@ def reading_of_units(path: Path, reading: Reading) -> Reading:
     if not declared or reading.source or reading.target:
         declared = choose_sides(path, tags, reading)
     return replace(reading, source=reading.source or declared[0], target=reading.target or declared[1])
+
+
+def reading_of_table(path: Path, reading: Reading) -> Reading:
+    """Return a reading with the other column or field of a table, if the user names one of two, or
+    one of those that are languages.
+    """
+    _, fields = next(iter(read_rows(path, ending_of(path), reading.encoding)), (0, {}))
+    pair = fields.get("translation")
+    names = list(pair if isinstance(pair, dict) else fields)
+    if len(names) != 2 or not any(_find(side, names) for side in (reading.source, reading.target)):
+        names = [name for name in names if _is_language(name) and name.lower() != "id"]  # seldom Indonesian
+    if len(names) < 2:
+        return reading
+    found = choose_sides(path, names, reading)
+    sides = reading.source or found[0], reading.target or found[1]
+    source, target = (side.replace("_", "-") if _is_language(side) else side for side in sides)
+    return replace(reading, source=source, target=target)
 
 
 def is_units(path: Path) -> bool:

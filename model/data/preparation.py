@@ -150,7 +150,9 @@ class _Scan:
                     self.label_lines.setdefault(label, number)
                 check_number_of_labels(len(self.labels), split)
         if not self.num_examples:
-            problem = "has only blank texts" if self.left_out.total() else "is empty"
+            problem = (
+                f"has only records that are left out ({', '.join(+self.left_out)})" if +self.left_out else "is empty"
+            )
             raise CorpusError(f"{split} {problem}; {split.name} needs at least one example")
 
     def _count(self, record: Record) -> None:
@@ -251,7 +253,8 @@ def check_corpus(corpus: Corpus) -> Facts:
 
 
 def _notes(corpus: Corpus, scans: Mapping[str, _Scan]) -> Iterator[str]:
-    yield from dict.fromkeys(note for split in corpus.splits for note in describe_columns(split.files, corpus.reading))
+    splits = () if scans["train"].has_dialogues else corpus.splits  # whose fields are counted for all records
+    yield from dict.fromkeys(note for split in splits for note in describe_columns(split.files, corpus.reading))
     for split in corpus.splits:
         scan = scans[split.name]
         for note, number in scan.notes.items():
@@ -355,7 +358,7 @@ def prepare(
     first, sample = _read_dev(corpus.dev, facts.examples["dev"])
     folder = run / FOLDER
     encoder = _Encoder(corpus.reading.task, tokenizer, encode, max_length_tokens)
-    result = _read_result(folder, settings, encoder.encode(first, encoder.no_counts()))
+    result = _read_result(folder, settings, encoder.encode(corpus.dev, first, encoder.no_counts()))
     if result is None:
         with _replacing(folder) as temporary:
             result = _encode_corpus(temporary, corpus, facts, encoder)
@@ -475,10 +478,7 @@ class _Encoder:
             is_deduplicated = self._task == "encoder" and split.name == "train"
             records = _without_repeated(split) if is_deduplicated else iter(split)
             while chunk := list(islice(records, _CHUNK)):
-                try:
-                    writer.add(self.encode(chunk, result))
-                except UsageError as error:
-                    raise self._located(split, chunk, result.num_read) or error from None
+                writer.add(self.encode(split, chunk, result))
                 result.num_read += len(chunk)
         if result.num_read != facts.examples[split.name]:
             raise CorpusError(f"{split} changed while it was read; start again when it is complete")
@@ -490,9 +490,12 @@ class _Encoder:
         result.digest = writer.digest()
         return result
 
-    def encode(self, records: Sequence[Record], result: _Encoded) -> list[Example]:
-        """Return the examples of records; truncate or drop those that are too long."""
-        examples = self._encode(self.tokenizer, records)
+    def encode(self, split: Split, records: Sequence[Record], result: _Encoded) -> list[Example]:
+        """Return the examples of the next records of a split; those too long are cut or dropped."""
+        try:
+            examples = self._encode(self.tokenizer, records)
+        except UsageError as error:
+            raise self._located(split, records, result.num_read) or error from None
         sizes = self._sizes(examples)
         is_long = self._longest(examples) > self._limit
         if self._task in TRUNCATED_TASKS:

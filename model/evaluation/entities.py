@@ -3,7 +3,7 @@ character and its label are.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -76,13 +76,21 @@ def tagging_fields(model: TaggingModel, tokenizer: Tokenizer, records: Sequence[
         "sentences": len(texts),
         "metrics": {name: round(value, 2) for name, value in entity_metrics(list(counts.values())).items()},
         "labels": label_fields(list(counts.values()), list(counts), "entities"),
-        "errors": error_lines(texts, predicted, expected),
+        "samples": error_lines(texts, predicted, expected),
+        "predictions": [
+            {"text": text, "expected": _listed(right), "predicted": _listed(found), "wrong": len(right ^ found)}
+            for text, right, found in zip(texts, expected, predicted, strict=True)
+        ],
     }
+
+
+def _listed(entities: Iterable[Entity]) -> list[list[Any]]:
+    return sorted([entity.start, entity.end, entity.label] for entity in entities)
 
 
 def evaluate_tagging(model: TaggingModel, tokenizer: Tokenizer, records: Sequence[Record]) -> Evaluation:
     """Return the metrics of a tagger, and texts with errors."""
     fields = tagging_fields(model, tokenizer, records)
     return Evaluation(
-        fields["metrics"], tuple(fields["errors"]), dict.fromkeys(fields["metrics"], Method(fields["sentences"]))
+        fields["metrics"], tuple(fields["samples"]), dict.fromkeys(fields["metrics"], Method(fields["sentences"]))
     )

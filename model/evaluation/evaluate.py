@@ -110,8 +110,9 @@ def headline(report: Mapping[str, Any]) -> Evaluation:
         names = {"recall@1": "recall_at_1", "recall@10": "recall_at_10", "MRR": "mrr"}
         metrics, method = {name: report[field] for name, field in names.items()}, Method(report["pairs"])
     methods = dict.fromkeys(metrics, method)
-    counted = next(name for name in ("accuracy", "exact match", "recall@1") if name in metrics)
-    return Evaluation(metrics, methods=methods | {counted: replace(method, interval=report["interval_95"])})
+    for name in {"accuracy", "exact match", "recall@1"} & metrics.keys():
+        methods[name] = replace(method, interval=report["interval_95"])
+    return Evaluation(metrics, methods=methods)
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
@@ -125,13 +126,13 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         rows.append((name, shown, interval, f"{method.examples:,}"))
         signatures += [f"{name}: {method.search}, {method.signature}"] if method.signature else []
     lines = [f"evaluated on {report['data']}", "", *_aligned(rows), *signatures]
-    if report["task"] == "classification":
-        names = ("precision", "recall", "f1")
+    if report["task"] in ("classification", "tagging"):
+        names, counted = ("precision", "recall", "f1"), "texts" if report["task"] == "classification" else "entities"
         scores = [
-            (label, *(f"{found[name]:.2f}" for name in names), f"{found['texts']:,}")
+            (label, *(f"{found[name]:.2f}" for name in names), f"{found[counted]:,}")
             for label, found in report["labels"].items()
         ]
-        lines += ["", *_aligned([("label", "precision", "recall", "F1", "texts"), *scores])]
+        lines += ["", *_aligned([("label", "precision", "recall", "F1", counted), *scores])]
     examples = [*report.get("confusions", ()), *report.get("samples", ())]
     return [*lines, *([""] if examples else []), *examples]
 

@@ -47,7 +47,7 @@ class Evaluation:
 
 NUM_WORST = 5
 # Fields of predictions that tell how good one is, and True if the largest is the worst.
-_QUALITIES = {"probability": False, "chrF": False, "perplexity": True, "rank": True}
+_QUALITIES = {"probability": False, "chrF": False, "perplexity": True, "rank": True, "wrong": True}
 
 
 def worst_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

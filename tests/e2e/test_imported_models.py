@@ -349,7 +349,7 @@ def test_translate_uses_the_first_model_by_name_that_has_the_languages(served: S
     for pair, model in ((("en", "de"), "firefox"), (("fr", "en"), "m2m")):
         languages = {"source_language": pair[0], "target_language": pair[1]}
         body = {"model": model, "inputs": text, "parameters": languages}
-        expected = post(served.server, "/v1/generate", body)["outputs"][0]["text"]
+        expected = post(served.server, "/v1/translate", body)["outputs"][0]["text"]
         response = post(served.server, "/translate", {"q": text, "source": pair[0], "target": pair[1]})
         assert expected and response["translatedText"] == expected
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -153,6 +154,7 @@ def test_the_default_is_8_bits_for_checkpoints_of_8_bits(
     found: list[int] = []
     monkeypatch.setattr(commands, "_write", lambda export, bits, is_default, is_shortened: found.append(bits))
     provenance = Provenance(quantized=encodings)
+    monkeypatch.setattr(commands, "find_firefox_files", lambda folder: SimpleNamespace(shortlist=None))
     commands.export_folder(ImportOptions(), tmp_path / "mine", tmp_path, kind, provenance=provenance)
     assert found == [bits]
 

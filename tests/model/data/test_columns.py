@@ -98,7 +98,7 @@ def test_the_first_sheet_with_cells_of_a_workbook_is_a_table(tmp_path: Path) -> 
     write_workbook(path, [], [["Text", "label", "id"], ["Hi & <you>", 1, 0.5], ["Ho", 2, True]], [["other"]])
     assert read(path, Reading("classification")) == [["Hi & <you>", "1"], ["Ho", "2"]]
     assert describe_columns((path,), Reading("classification")) == ["a.xlsx: ignored: 'id'"]
-    write_workbook(path, [["text", "label"], ["Hi", " "]])
+    write_workbook(path, [["How to use this file"]], [["text", "label"], ["Hi", " "]])
     with pytest.raises(CorpusError, match=r"a\.xlsx, line 2: label is blank"):
         read(path, Reading("classification"))
     path.write_bytes(b"text,label")
@@ -118,15 +118,19 @@ def test_a_missing_reader_of_workbooks_is_named_with_its_command(
     ("header", "sides", "languages"),
     [
         ("de,en", ("de", "en"), ("de", "en")),
+        ("de,en-GB", ("de", None), ("de", "en-GB")),
+        ("de,en,id", (None, "en"), ("de", "en")),
+        ("question_1,question_2", ("question_1", None), None),
         ("Deutsch,English", ("Deutsch", "English"), None),
         ("src,tgt", ("src", "tgt"), None),
     ],
 )
 def test_columns_that_are_tags_are_the_languages(
-    tmp_path: Path, header: str, sides: tuple[str, str], languages: tuple[str, str] | None
+    tmp_path: Path, header: str, sides: tuple[str | None, str | None], languages: tuple[str, str] | None
 ) -> None:
     path = tmp_path / "a.csv"
-    path.write_text(f"{header}\na,b\nc,d\n", encoding="utf-8")
+    more = ",x" * (header.count(",") - 1)
+    path.write_text(f"{header}\na,b{more}\nc,d{more}\n", encoding="utf-8")
     corpus = open_corpus(path, Reading("translation", source=sides[0], target=sides[1]))
     assert corpus.languages == languages
     assert sorted(map(values, [*corpus.train, *corpus.dev])) == [["a", "b"], ["c", "d"]]

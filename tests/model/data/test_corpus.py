@@ -156,9 +156,10 @@ def test_missing_data_is_named_with_the_formats_of_the_task(tmp_path: Path, task
         (tmp_path / name).touch()
         assert error_of(tmp_path / name, task) == f"{tmp_path / name} has an unsupported format; {way_out}{expected}"
     empty = write(tmp_path / "empty", {})
-    assert error_of(empty, task) == f"missing file train in {empty}, which has no files; {expected}"
+    name_it = "name one train, or give the file itself; "
+    assert error_of(empty, task) == f"missing file train in {empty}, which has no files; {name_it}{expected}"
     (empty / "dev.tsv").touch()
-    assert error_of(empty, task) == f"missing file train in {empty}, which has dev.tsv; {expected}"
+    assert error_of(empty, task) == f"missing file train in {empty}, which has dev.tsv; {name_it}{expected}"
 
 
 def test_missing_sides_are_named(tmp_path: Path) -> None:
@@ -280,7 +281,10 @@ def test_too_few_texts_cannot_be_divided(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize("content", ["\n", ""])
 def test_an_empty_file_cannot_be_divided(tmp_path: Path, content: str) -> None:
     folder = write(tmp_path, {"train.txt": content})
-    assert error_of(folder, "language-model") == "train.txt is empty or has only blank texts; add examples"
+    assert (
+        error_of(folder, "language-model")
+        == "train.txt is empty or has only blank texts or dialogues without replies; add examples"
+    )
 
 
 def test_texts_that_are_all_needed_for_their_labels_cannot_be_divided(tmp_path: Path) -> None:

@@ -66,7 +66,10 @@ def test_forms_of_a_file_cannot_be_mixed(tmp_path: Path) -> None:
 def test_blank_messages_are_dropped_but_results_of_tools_may_be_blank(tmp_path: Path) -> None:
     blank = {"prompt": " ", "completion": "b"}
     row = read_table(__file__, "calls")[1]
-    assert read(tmp_path / "a.jsonl", blank) == ["empty"]
+    unanswered = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]}
+    rows = [blank, {"conversations": []}, {"messages": unanswered["messages"][:1]}, unanswered]
+    found = [read(tmp_path / "a.jsonl", one)[0] for one in rows]
+    assert found == ["empty", *["without a reply to learn"] * 3]
     row = {**row, "messages": [{**one, "content": ""} if one["role"] == "tool" else one for one in row["messages"]]}
     assert isinstance(read(tmp_path / "a.jsonl", row)[0], DialogueRecord)
 
@@ -82,3 +85,4 @@ def test_the_summary_names_what_is_left_out(tmp_path: Path) -> None:
     lines = summary(check_corpus(open_corpus(path, Reading("language-model"))))
     assert "note: dialogues whose last messages have no reply, which are left out: 1" in lines
     assert "note: fields that are not read: conversations[].time, id" in lines
+    assert not any("ignored" in line for line in lines)

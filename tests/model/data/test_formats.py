@@ -219,7 +219,7 @@ def test_a_paired_surrogate_is_a_character(tmp_path: Path) -> None:
         ("null", "line 1: label must be a string, an integer or a boolean, got null"),
         ("NaN", f"line 1: JSON error: NaN is not a JSON value; {ONE_TEXT}"),
         ('["a"]', "line 1: label is a list; add --multi-label to train with several labels a text"),
-        ('" "', "line 1: label is blank; add a name"),
+        ('" "', "line 1: label is blank; add a name in each row (merged cells have it only in their first row)"),
         ("9" * 300, f"line 1: label must have at most 200 characters, got 300; {SWAPPED}"),
     ],
 )
@@ -284,7 +284,10 @@ QUOTED = "texts with the separator or line breaks must be in double quotes"
         ([["text", "label", "label"]], "the first line names the column 'label' twice; rename one"),
         ([["text", "label"], ["a", "b"], ["a"]], f"line 3: expected 2 columns as in the first line, got 1; {QUOTED}"),
         ([["text", "label"], ["a", "b", "c"]], f"line 2: expected 2 columns as in the first line, got 3; {QUOTED}"),
-        ([["text", "label"], ["a", " "]], "line 2: label is blank; add a name"),
+        (
+            [["text", "label"], ["a", " "]],
+            "line 2: label is blank; add a name in each row (merged cells have it only in their first row)",
+        ),
     ],
 )
 def test_errors_of_tables(tmp_path: Path, ending: str, rows: list[list[str]], message: str) -> None:

@@ -95,6 +95,8 @@ def test_the_direction_of_a_translation_memory_is_asked_for(tmp_path: Path, name
         f"the languages of {file} are en-US, de-DE; name the direction: {command} --source en-US --target de-DE, or "
         f"{command} --source de-DE --target en-US"
     )
+    if name.endswith(".tmx"):
+        file.write_text(TMX.replace("en-US", "EN-us", 9), encoding="utf-8")
     corpus = opened(data, "en")  # the other is the only one left
     assert corpus.languages == ("en", "de-DE")
     assert set(corpus.train) | set(corpus.dev) == {PairRecord(*pair) for pair in PAIRS}
@@ -132,6 +134,7 @@ def test_two_files_are_found_by_one_of_them_or_by_their_folder(
     tmp_path: Path, first: str, second: str, languages: tuple[str, str] | None
 ) -> None:
     others = dict.fromkeys(("README", "LICENSE", "Europarl.de-en.xml", "x.ids", "corpus.log"), "x")
+    others |= dict.fromkeys(("src-val.txt", "tgt-val.txt"), "x") if first.startswith("src-") else {}
     write(tmp_path, {first: SIDES[0], second: SIDES[1], **others})
     for data in (tmp_path / first, tmp_path / second, tmp_path):
         if languages is not None:

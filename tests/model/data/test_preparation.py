@@ -174,7 +174,9 @@ def test_facts_of_dialogues(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "dev", "test"])
-@pytest.mark.parametrize(("texts", "problem"), [([], "is empty"), ([" ", ""], "has only blank texts")])
+@pytest.mark.parametrize(
+    ("texts", "problem"), [([], "is empty"), ([" ", ""], "has only records that are left out (empty)")]
+)
 def test_an_empty_split_is_an_error(tmp_path: Path, split: str, texts: list[str], problem: str) -> None:
     corpus = write_texts(tmp_path, {"train": ["a"], "dev": ["b"], "test": ["c"], split: texts})
     assert error_of(corpus) == f"{split}.txt {problem}; {split} needs at least one example"

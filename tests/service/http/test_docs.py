@@ -36,7 +36,7 @@ POST_PATHS = (
     *(f"/v2/repository/models/{{model_name}}/{verb}" for verb in ("load", "unload")),
     *(f"/api/{name}" for name in ("generate", "chat", "embed", "embeddings", "show")),
     *("/", "/generate", "/generate_stream", "/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict"),
-    *("/rerank", "/tokenize", "/decode", "/translate", "/v2/rerank", "/v2/repository/index"),
+    *("/v1/translate", "/rerank", "/tokenize", "/decode", "/translate", "/v2/rerank", "/v2/repository/index"),
 )
 ROUTES = {
     *(("get", path) for path in GET_PATHS),
