@@ -195,7 +195,10 @@ def test_a_tokenizer_that_fails_only_for_the_data_is_one_line(
     words = ["train", "classification", data, "--run", tmp_path / "run", "--tokenizer", file]
     assert sightline(list(map(str, words))) == 2  # after the check
     error = capsys.readouterr().err
-    assert error.startswith("error: the tokenizer fails for a text of the data: ") and error.count("\n") == 1
+    assert (
+        error.startswith("error: data.csv, line 4: the tokenizer fails for a text of the data: ")
+        and error.count("\n") == 1
+    )
 
 
 def test_a_gguf_file_is_converted_before_the_training(
