@@ -62,20 +62,15 @@ def _replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def read_safetensors(path: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
-    """Read a file of tensors; with `only_shapes`, they are on the device "meta", without values.
-    Raises `SafetensorError` if the file is damaged.
-    """
-    if not only_shapes:
-        return load_file(path)
-    with safe_open(path, framework="pt") as file:
-        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
-
-
 def load_tensors(path: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
-    """Read what `save_tensors` wrote, see `read_safetensors`, but with `ValueError` for damage."""
+    """Read a file of tensors; with `only_shapes`, they are on the device "meta", without values.
+    Raises `ValueError` if the file is damaged.
+    """
     try:
-        return read_safetensors(path, only_shapes=only_shapes)
+        if not only_shapes:
+            return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise _damaged(path, error) from error
 
@@ -121,7 +116,7 @@ def _save_pretrained(
         model.save(saved, weights)
         shutil.copytree(files, saved, dirs_exist_ok=True)
         shutil.copytree(saved, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(PRETRAINED_WEIGHTS))
-        save_tensors(folder / PRETRAINED_WEIGHTS, read_safetensors(saved / PRETRAINED_WEIGHTS), facts)
+        save_tensors(folder / PRETRAINED_WEIGHTS, load_tensors(saved / PRETRAINED_WEIGHTS), facts)
 
 
 def load_checkpoint(folder: Path) -> tuple[TranslationModel, Tokenizer]:

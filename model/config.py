@@ -1,14 +1,66 @@
-"""Model configurations: immutable, validated on construction, and stored beside the weights."""
+"""Model configurations: immutable, validated on construction, and stored beside the weights; and
+types and limits of their fields, which settings of a training have too.
+"""
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
-from sightline.model.config_fields import Probability, Size, TokenId, check_fields, from_fields, read_fields, to_json
+from annotated_types import Ge, Gt, Le
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+Size: TypeAlias = Annotated[int, Ge(1), Le(2**20)]
+Count: TypeAlias = Annotated[int, Ge(1)]
+Limit: TypeAlias = Annotated[int, Ge(0)]  # 0 means no limit, or a default
+Minutes: TypeAlias = Annotated[float, Ge(0)]
+TokenId: TypeAlias = Annotated[int, Ge(0)]
+Seed: TypeAlias = Annotated[int, Ge(0), Le(2**32 - 1)]
+# A dropout near 1 would leave nothing to learn from.
+Probability: TypeAlias = Annotated[float, Ge(0), Le(0.9)]
+LearningRate: TypeAlias = Annotated[float, Gt(0), Le(1)]
+Norm: TypeAlias = Annotated[float, Gt(0)]
 
 # Fields that must match the tokenizer, see `sightline.model.data.tokenizer_training`.
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
+
+
+@cache
+def _validators(kind: type) -> dict[str, TypeAdapter[Any]]:
+    strict = ConfigDict(strict=True, allow_inf_nan=False)
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: TypeAdapter(hint, config=strict) for name, hint in hints.items()}
+
+
+def check_fields(config: Any) -> None:
+    """Check each field of a dataclass against its type and its limits. Raises `ValueError` with the
+    field, the limit and the value.
+    """
+    for name, validator in _validators(config.__class__).items():
+        value = getattr(config, name)
+        try:
+            validator.validate_python(value)
+        except ValidationError as error:
+            limit = error.errors()[0]["msg"].removeprefix("Input should be ")
+            raise ValueError(f"{name} must be {limit}, got {value!r}") from None
+
+
+def to_json(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, indent=2) + "\n"
+
+
+def read_fields(path: Path) -> dict[str, Any]:
+    """Read the JSON object of a configuration. Raises `ValueError` if the file has none."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}; the file may be truncated") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} must contain a JSON object")
+    return fields
 
 
 @dataclass(frozen=True)
@@ -298,6 +350,19 @@ def read_model_config(path: Path) -> ArchitectureConfig:
     architecture = fields.pop("architecture", "transformer")  # older checkpoints have no such field
     if architecture not in MODELS:
         raise ValueError(f"{path}: architecture must be one of {', '.join(MODELS)}, got {architecture}")
+    kind = MODELS[architecture]
+    if unknown := fields.keys() - {known.name for known in dataclasses.fields(kind)}:
+        raise ValueError(
+            f"{path} has unknown fields: {', '.join(sorted(unknown))}; remove them, or use the version of Sightline "
+            "that wrote the file"
+        )
+    if "vocab_size" not in fields:
+        raise ValueError(f"{path} lacks the required field vocab_size")
     # JSON has no tuples.
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    return from_fields(MODELS[architecture], values, path)
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

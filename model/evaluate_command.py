@@ -10,8 +10,7 @@ from typing import Any
 
 from sightline.base.errors import UsageError
 from sightline.model.checkpoint import load_checkpoint, load_metadata, replace_text
-from sightline.model.config import ArchitectureConfig, PretrainedConfig, architecture_of
-from sightline.model.config_fields import read_fields, to_json
+from sightline.model.config import ArchitectureConfig, PretrainedConfig, architecture_of, read_fields, to_json
 from sightline.model.data.corpus import Split, open_corpus, open_held_out
 from sightline.model.data.formats import PAIR_TASKS, READING_OPTIONS, Reading
 from sightline.model.data.records import TASK_NAMES, PairRecord, TaskName

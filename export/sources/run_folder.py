@@ -14,8 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sightline.base.errors import UsageError
-from sightline.model.config import read_model_config
-from sightline.model.config_fields import read_fields
+from sightline.model.config import read_fields, read_model_config
 from sightline.model.parts import AVERAGED, BEST, CONFIG, TOKENIZER, WEIGHTS
 
 RECORD, SETTINGS, EPOCHS = "record.json", "train.json", "epochs"

@@ -19,7 +19,7 @@ from sightline.model.checkpoint import load_model
 from sightline.model.evaluation.bleu import moses_lines
 from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.training.folder import read_log
-from sightline.model.training.train_config import read_train_config
+from sightline.model.training.options import read_train_config
 
 NAME = "collect"
 RUN_NAME = re.compile(r"(?P<system>.+)-(?P<seed>\d+)")

@@ -6,7 +6,6 @@ and settings. Runs are not modified.
 """
 
 import argparse
-import dataclasses
 import itertools
 import statistics
 import time
@@ -36,7 +35,7 @@ from sightline.model.data.text import read_lines
 from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.training.folder import read_log
-from sightline.model.training.train_config import Precision, read_train_config
+from sightline.model.training.options import Precision, read_train_config
 from sightline.model.training.trainer import Trainer
 
 NAME = "speed"
@@ -63,7 +62,7 @@ class Training:
     precision: Precision  # of the run itself
 
     def seconds_per_update(self, precision: Precision) -> float:
-        self.trainer.config = dataclasses.replace(self.trainer.config, precision=precision)
+        self.trainer.config = self.trainer.config.model_copy(update={"precision": precision})
         started = time.perf_counter()
         for batch in self.batches:
             self.trainer.update([batch])

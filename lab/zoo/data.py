@@ -22,7 +22,7 @@ from sightline.model.data.formats import Reading
 from sightline.model.data.learnt_texts import read_texts
 from sightline.model.data.preparation import check_corpus, prepare
 from sightline.model.data.tokenizer_training import BOS, special_id, train_tokenizer
-from sightline.model.training.train_config import TrainConfig
+from sightline.model.training.options import TrainConfig
 
 # Number of dialogues of a split, and the offset that is added to the seed of the run to generate
 # them.

@@ -106,7 +106,8 @@ def marginal_loss(model: RecurrentModel, batch: Batch, smoothing: float) -> Tens
     features = model.features(readout).view(*num_targets_and_positions, -1)  # (N, S, E)
     counted_weights = torch.stack(weights, dim=1)[counted]  # (N, S)
     log_weights = counted_weights.clamp_min(torch.finfo(counted_weights.dtype).tiny).log()
-    return projected_mixture(features, log_weights, model.embedding.weight, batch.target_output[counted], smoothing)
+    targets = batch.target_output[counted]
+    return projected_mixture(features, log_weights, model.embedding.weight, targets, smoothing)[0]
 
 
 def training_loss(model: TranslationModel, batch: Batch, smoothing: float) -> Tensor:

@@ -18,15 +18,15 @@ from sightline.model.config import (
     TransformerConfig,
 )
 from sightline.model.data.records import TaskName
-from sightline.model.training.options import Value, read_options
+from sightline.model.training.options import read_options
 
-Settings: TypeAlias = Mapping[str, Value]  # by their names in a configuration file
+Settings: TypeAlias = Mapping[str, Any]  # by their names in a configuration file
 SETTINGS = Path(__file__).parent / "settings"  # configuration files of `sightline train`
 
 
-def _settings(name: str, task: TaskName = "translation", **changes: Value) -> Settings:
+def _settings(name: str, task: TaskName = "translation", **changes: Any) -> Settings:
     """Return the settings in a file, with some changes."""
-    return {**read_options(SETTINGS / f"{name}.toml", task), **changes}
+    return {**read_options(SETTINGS / f"{name}.toml", task).model_dump(exclude_unset=True), **changes}
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,8 @@ from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.evaluation.evaluate import evaluate_checkpoint
 from sightline.model.train_command import TASKS as PRODUCT_TASKS
 from sightline.model.training.folder import RunFolder, locked
-from sightline.model.training.options import AUTO, read_options, training_fields
+from sightline.model.training.options import AUTO, Precision, TrainConfig, make_config, read_options, read_train_config
 from sightline.model.training.task import Task
-from sightline.model.training.train_config import Precision, TrainConfig, read_train_config
 from sightline.model.training.trainer import Trainer
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -49,7 +48,7 @@ def train(arguments: argparse.Namespace) -> None:
     for seed, name in runs:
         print(f"{name}, seed {seed}", flush=True)
         system, run = changed_system(name, arguments.config, arguments.model), arguments.runs / f"{name}-{seed}"
-        config = make_config(system, seed, _precision(run, arguments.precision))
+        config = make_config({**system.settings, "seed": seed, "precision": _precision(run, arguments.precision)})
         train_and_score(system, config, corpus_folder(system.corpus, arguments.data, arguments.runs), run)
 
 
@@ -80,7 +79,7 @@ def changed_system(name: str, path: Path | None = None, fields: Mapping[str, str
     train` and by texts for fields of the model.
     """
     system = SYSTEMS[name]
-    changes = {} if path is None else read_options(path, system.task)
+    changes = {} if path is None else read_options(path, system.task).model_dump(exclude_unset=True)
     settings = {**system.settings, "epochs": PLAN[name].epochs}
     settings |= {key: value for key, value in changes.items() if value != AUTO}
 
@@ -118,10 +117,6 @@ def _read(name: str, text: str, fields: Mapping[str, Any]) -> Any:
         raise ValueError(
             f"{name} must be {'true or false' if kind is bool else f'of type {kind.__name__}'}, got {text}"
         ) from None
-
-
-def make_config(system: System, seed: int, precision: Precision = "float32") -> TrainConfig:
-    return TrainConfig(**training_fields({**system.settings, "seed": seed, "precision": precision}))
 
 
 def run_processes(runs: Sequence[tuple[int, str]], arguments: argparse.Namespace) -> None:
@@ -185,7 +180,7 @@ def print_plan(arguments: argparse.Namespace) -> None:
         left = [seed for seed, run in runs if run == name and not (folder / f"{name}-{seed}" / "scores.json").exists()]
         with TemporaryDirectory() as temporary:
             corpus = corpus_folder(system.corpus, data, folder)
-            trainer = make_trainer(system, make_config(system, 1), corpus, Path(temporary) / name)
+            trainer = make_trainer(system, make_config(system.settings), corpus, Path(temporary) / name)
             steps, seconds = trainer.measure_updates()
         updates = steps * plan.epochs
         hours = len(left) * updates * seconds / 3600

@@ -1,14 +1,15 @@
 """Curve of the losses of a run as SVG."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 WIDTH, HEIGHT = 720, 400  # pixels
-LEFT, RIGHT, TOP, BOTTOM = 78, 100, 40, 55  # margins around the plot; names of the lines are on the right
+LEFT, RIGHT, TOP, BOTTOM = 78, 100, 40, 55  # margins around the plot; names and last values are on the right
 TEXT, GRID = "#1b1f24", "#d9dde2"
 LINES = (("train_loss", "train", "#8a6d00"), ("validation_loss", "dev", "#105694"))
 NUM_TICKS = 6  # at most, of an axis
+MAX_CIRCLES = 40  # points of a line that are marked
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -38,10 +39,15 @@ def draw_curve(rows: Sequence[Mapping[str, Any]]) -> str:
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "epoch"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(f'<text transform="translate(20 {middle:g}) rotate(-90)" text-anchor="middle">loss (nats)</text>')
-    names = _names([(name, colour, points[field][-1][1]) for field, name, colour in LINES if points[field]], y)
-    for field, _, colour in LINES:
-        parts += _curve([(x(epoch), y(loss)) for epoch, loss in points[field]], colour)
-    return "\n".join([*parts, *names, "</svg>\n"])
+    for index, (field, name, colour) in enumerate(line for line in LINES if points[line[0]]):
+        places = " ".join(f"{x(epoch):.1f},{y(loss):.1f}" for epoch, loss in points[field])
+        parts.append(f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        if len(points[field]) <= MAX_CIRCLES:
+            circles = ((x(epoch), y(loss)) for epoch, loss in points[field])
+            parts += [f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="3" fill="{colour}"/>' for cx, cy in circles]
+        value = f"{name} {points[field][-1][1]:.3g}"
+        parts.append(_text(WIDTH - RIGHT + 8, TOP + 16 * (index + 1), value, "start", colour))
+    return "\n".join([*parts, "</svg>\n"])
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -60,21 +66,6 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
     """Return the linear map of the range of an axis to pixels."""
     factor = (end - start) / (high - low) if high > low else 0.0
     return lambda value: start + (value - low) * factor
-
-
-def _curve(points: Sequence[tuple[float, float]], colour: str) -> Iterator[str]:
-    places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    yield f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="2"/>'
-    if len(points) <= 40:
-        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points)
-
-
-def _names(ends: Sequence[tuple[str, str, float]], y: Callable[[float], float]) -> Iterator[str]:
-    """Yield the names and last values of the lines, beside their ends, at least a line apart."""
-    previous = -math.inf
-    for name, colour, loss in sorted(ends, key=lambda end: y(end[2])):
-        previous = max(y(loss) + 4.5, previous + 16)
-        yield _text(WIDTH - RIGHT + 8, previous, f"{name} {loss:.3g}", "start", colour)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:

@@ -1,4 +1,4 @@
-"""Folder of a run: its files and its lock.
+"""Folder of a run: its files, its lock, and the state from which a resumed run continues.
 
 A run is a folder:
 
@@ -16,25 +16,31 @@ A run is a folder:
     record.json                   data, versions, commands and times of the run
 """
 
+import dataclasses
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from sightline.model.checkpoint import average, replace_text, save_checkpoint, save_tensors
+from sightline.base.errors import UsageError
+from sightline.base.options import flag_name
+from sightline.model.checkpoint import average, load_metadata, load_tensors, replace_text, save_checkpoint, save_tensors
 from sightline.model.config import ArchitectureConfig
 from sightline.model.data.preparation import check_writable
 from sightline.model.parts import AVERAGED, BEST, CONFIG, TOKENIZER
 from sightline.model.training.curve import draw_curve
+from sightline.model.training.options import CHANGEABLE
 
-# Folders that this process has locked. The lock belongs to the process, so that a part of a command
-# can lock a folder that the whole command holds.
-_HELD: set[Path] = set()
+RandomState = dict[str, Tensor]  # states of the random number generators, by the type of their device
+RANDOM = "random.0."  # start of their names in a file; earlier versions had one state for each process
 
 
 @contextmanager
@@ -47,10 +53,6 @@ def locked(folder: Path) -> Iterator[None]:
     check_writable(folder)
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    name = folder.resolve()
-    if name in _HELD:
-        yield
-        return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -59,10 +61,8 @@ def locked(folder: Path) -> Iterator[None]:
             raise ValueError(
                 f"another process is using {folder}; wait until it ends, or choose another folder"
             ) from None
-        _HELD.add(name)
         yield
     finally:
-        _HELD.discard(name)
         if is_new:
             with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
@@ -70,7 +70,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 class RunFolder:
-    """Paths of a run, and its log."""
+    """Files of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,6 +81,15 @@ class RunFolder:
 
     def __str__(self) -> str:
         return str(self.path)
+
+    def check_changes(self, names: Collection[str]) -> None:
+        """Check that options that changed may change when a run is resumed. Raises `UsageError`."""
+        if fixed := sorted(flag_name(name) for name in names if name not in CHANGEABLE):
+            raise self.rejected(f"with other values of {', '.join(fixed)}")
+
+    def rejected(self, run: str) -> UsageError:
+        """Return the error of a folder whose run, described in words, cannot be resumed."""
+        return UsageError(f"{self} contains a run {run}; choose another folder")
 
     def write_epoch(
         self,
@@ -131,3 +140,83 @@ def read_log(run: Path) -> dict[int, dict[str, Any]]:
     """Read the log of a run as rows by epoch; the last row of a repeated epoch counts."""
     lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
     return {row["epoch"]: row for row in map(json.loads, lines)}
+
+
+@dataclass
+class Progress:
+    """Progress of a run: everything that a resumed run needs besides tensors."""
+
+    epoch: int = 0  # epochs finished
+    step: int = 0  # updates made
+    best_loss: float = float("inf")  # validation loss of `best_epoch` in nats, averaged over `Task.count`
+    best_metric: float = float("-inf")  # value of `TrainConfig.metric`, if it is not the loss
+    best_epoch: int = 0
+    validated_step: int = 0  # updates made before the last validation
+    batch: int = 0  # batches of the current epoch that are done; 0 between two epochs
+    loss_sum: float = 0.0  # training loss of these batches in nats
+    loss_count: int = 0  # terms of this sum
+    epoch_seconds: float = 0.0  # time of the current epoch
+    seconds: float = 0.0  # time of the run, over all resumes
+
+    @property
+    def train_loss(self) -> float:
+        """Mean training loss of the current epoch in nats."""
+        return self.loss_sum / max(self.loss_count, 1)
+
+    def finish_epoch(self) -> None:
+        self.epoch += 1
+        self.batch, self.loss_sum, self.loss_count, self.epoch_seconds = 0, 0.0, 0, 0.0
+
+
+def random_state(device: torch.device) -> RandomState:
+    """Return the states of the random number generators that training on a device uses."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_state(states: RandomState, device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def save_state(
+    path: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    progress: Progress,
+    data_digest: str,
+    random_state: RandomState | None,
+) -> None:
+    """Write the state of a run atomically.
+
+    `data_digest` is that of the data with which the run must continue. `random_state` is None
+    between two epochs, because an epoch sets it.
+    """
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors.update({f"adam.{index}.{key}": torch.as_tensor(value) for key, value in state.items()})
+    tensors.update({f"{RANDOM}{device}": state for device, state in (random_state or {}).items()})
+    save_tensors(path, tensors, {**dataclasses.asdict(progress), "data": data_digest})
+
+
+def load_state(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Progress, RandomState | None]:
+    """Read what `save_state` wrote into a model and an optimizer. Raises `KeyError`,
+    `RuntimeError`, `TypeError` or `ValueError` if the state is damaged or of another model.
+    """
+    tensors, facts = load_tensors(path), load_metadata(path)
+    model.load_state_dict(_part(tensors, "model."))
+    states: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in _part(tensors, "adam.").items():
+        index, key = name.split(".")
+        states.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    facts.pop("data", None)
+    return Progress(**facts), _part(tensors, RANDOM) or None
+
+
+def _part(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the tensors whose names start with a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

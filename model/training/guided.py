@@ -49,7 +49,7 @@ class GuidedTrainer(Trainer):
         if earlier := [path.name for path in self.folder.path.glob(f"{FOLDER}*[0-9]")]:
             return int(earlier[0].removeprefix(FOLDER))  # also if the run has other epochs now
         updates = math.ceil(len(self._buckets(self.train_examples, 1)) / self.config.accumulate)
-        return min(WARMUPS * self.config.warmup_steps, int(SHARE * updates * self.config.max_epochs))
+        return min(WARMUPS * self.config.warmup_steps, int(SHARE * updates * self.config.epochs))
 
     @property
     def _is_guided(self) -> bool:
@@ -70,12 +70,12 @@ class GuidedTrainer(Trainer):
     def fit(self) -> None:
         super().fit()
         if not self._is_guided:
-            self._report.display.line("note: the training ended before a head was trained to align words; train longer")
+            self._report.line("note: the training ended before a head was trained to align words; train longer")
 
     def _own_links(self, folder: Path) -> Examples:
         """Return the links that the model finds; a resumed run has those of its folder."""
         if not folder.exists():
-            self._report.display.line("aligning the words of train, to guide a head of the cross-attention")
+            self._report.line("aligning the words of train, to guide a head of the cross-attention")
             links = find_links(self.model, self.model_config, self.train_examples)
             new, longest = folder.with_suffix(".new"), self.model_config.max_positions
             new.mkdir(exist_ok=True)

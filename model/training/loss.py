@@ -130,7 +130,7 @@ def projected_costs(
     """
     counted = targets != ignore_id
     predictions = hidden[counted].unsqueeze(1)
-    loss, costs_of_counted = _project(
+    loss, costs_of_counted = projected_mixture(
         predictions, predictions.new_zeros(predictions.shape[:2]), weight, targets[counted], smoothing
     )
     costs = costs_of_counted.new_zeros(targets.shape)
@@ -138,20 +138,16 @@ def projected_costs(
     return loss, costs
 
 
-def projected_mixture(hidden: Tensor, log_weights: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+def projected_mixture(
+    hidden: Tensor, log_weights: Tensor, weight: Tensor, targets: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
     """Compute -sum_n log sum_s exp(log_weights_ns - c_ns), in nats, with gradients for `hidden`
     (N, S, M), the last hidden states of S predictions of each target, `log_weights` (N, S) and the
-    output projection `weight` (V, M).
+    output projection `weight` (V, M); and the cost of each prediction (N, S) without smoothing.
 
     c_ns is the label-smoothed cross-entropy of targets_n, token ids (N,), given hidden_ns. Without
     smoothing, exp(-c_ns) is p(targets_n | hidden_ns).
     """
-    return _project(hidden, log_weights, weight, targets, smoothing)[0]
-
-
-def _project(
-    hidden: Tensor, log_weights: Tensor, weight: Tensor, targets: Tensor, smoothing: float
-) -> tuple[Tensor, Tensor]:
     loss, costs = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden, at_least_float32(log_weights), weight, targets, smoothing
     )

@@ -6,31 +6,28 @@ the vocabulary, which is needed before the data are encoded, and everything else
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from sightline.model.config import (
     ArchitectureConfig,
     CausalConfig,
     ClassifierConfig,
-    Decoder,
     EncoderConfig,
+    PretrainedConfig,
     TaggerConfig,
     TransformerConfig,
 )
 from sightline.model.data.records import TRUNCATED_TASKS, TaskName
-from sightline.model.training.train_config import TrainConfig, goal_of
+from sightline.model.training.options import LABEL_SMOOTHING, Size, TrainConfig, goal_of, make_config
 
 if TYPE_CHECKING:
     from sightline.model.data.preparation import Facts
 
-Size = Literal["tiny", "small", "base"]
 SIZES: tuple[Size, ...] = get_args(Size)
-Start: TypeAlias = Literal[
-    "random", "run", "checkpoint"
-]  # initial weights: random, of a run, of a third-party checkpoint
+# Initial weights: random, of a run, of a third-party checkpoint.
+Start: TypeAlias = Literal["random", "run", "checkpoint"]
 
-MAX_LENGTH_TOKENS = 512  # of an example, if the user gives no other limit
 MIN_POSITIONS = 128
 _POSITIONS_STEP = 64  # positions of a model are a multiple of it
 
@@ -51,7 +48,6 @@ _LAYERS: Mapping[TaskName, Mapping[Size, int]] = {
     "encoder": {"tiny": 2, "small": 4, "base": 6},
     "language-model": {"tiny": 4, "small": 6, "base": 8},
 }
-LABEL_SMOOTHING: Mapping[TaskName, float] = {"translation": 0.1}  # other tasks: 0
 
 # Rules for the updates. Batches are so small that an epoch has some updates, within limits.
 _UPDATES_PER_EPOCH = 60
@@ -66,10 +62,6 @@ _UPDATES_PER_VALIDATION, _VALIDATIONS = 200, 10  # validations of a run, if an e
 _PATIENCE_VALIDATIONS = 5
 _AVERAGED_SHARE = 0.1  # of all epochs
 _AVERAGED = (1, 10)
-# Settings that the number of epochs determines and that no update depends on, so that they can be
-# chosen again when a run gets another number. The warm-up depends on it too, but is part of the
-# schedule of the updates that the run has made.
-SETTINGS_OF_LENGTH = frozenset({"patience_epochs", "evaluate_epochs", "average_last"})
 
 # A new classifier has one target for each text, and starts with log-count ratios, so that it is
 # soon good and soon overfits: batches of at most some texts of mean length, small steps, and the
@@ -119,14 +111,8 @@ def num_characters(facts: "Facts") -> int:
 def choose(
     facts: "Facts",
     vocabulary: Mapping[str, int],
-    fields: Mapping[str, Any],
-    *,
-    size: Size | None = None,
-    dropout: float | None = None,
-    multi_label: bool = False,
-    decoder: Decoder = "transformer",
+    given: Mapping[str, Any],
     model: ArchitectureConfig | None = None,
-    start: Start = "random",
     updates_in_time: int | None = None,
 ) -> Recipe:
     """Choose the settings of a run and its model.
@@ -134,22 +120,21 @@ def choose(
     Args:
         vocabulary: fields of the model that the tokenizer determines, see
             `sightline.model.data.tokenizer_training.token_fields`.
-        fields: fields of TrainConfig that the user gave.
-        multi_label: a text has any number of labels.
-        decoder: kind of the decoder of a translation model; "ssru" has one or two layers.
+        given: options of the user by their names, without those that the data decide.
         model: the model of the checkpoint that the run starts from, if there is one.
         updates_in_time: updates after which the time of the run ends, if it is limited. A shorter
             run has a shorter warm-up and more frequent validations; its epochs are not limited.
 
     Raises:
-        ValueError: given values contradict each other; the message names them.
+        UsageError: given values contradict each other; the message names them.
     """
     reasons = list[str]()
+    start: Start = "random"
+    if given.get("from_"):
+        start = "checkpoint" if isinstance(model, PretrainedConfig) else "run"
     if model is None:
-        model = _choose_model(facts, vocabulary, size, dropout, multi_label, reasons)
-        if isinstance(model, TransformerConfig) and decoder == "ssru":
-            model = replace(model, decoder=decoder, decoder_layers=min(2, model.decoder_layers // 2))
-    config = _choose_training(facts, model, fields, start, updates_in_time, reasons)
+        model = _choose_model(facts, vocabulary, given, reasons)
+    config = _choose_training(facts, model, given, start, updates_in_time, reasons)
     return Recipe(config, model, tuple(reasons))
 
 
@@ -180,12 +165,11 @@ def _needed_positions(facts: "Facts") -> int:
 def _choose_model(
     facts: "Facts",
     vocabulary: Mapping[str, int],
-    size: Size | None,
-    dropout: float | None,
-    multi_label: bool,
+    given: Mapping[str, Any],
     reasons: list[str],
 ) -> ArchitectureConfig:
     task, num_examples = facts.task, facts.examples["train"]
+    size, dropout = given.get("size"), given.get("dropout")
     if task in TRUNCATED_TASKS:
         positions, reason = facts.max_length_tokens, "longer texts are truncated, in the service too"
     else:
@@ -207,7 +191,9 @@ def _choose_model(
         "d_ff": (4 if size == "base" else 2) * width,
     }
     if task == "translation":
-        return TransformerConfig(**shared, encoder_layers=layers, decoder_layers=layers)
+        decoder = given.get("decoder", "transformer")
+        decoder_layers = min(2, layers // 2) if decoder == "ssru" else layers
+        return TransformerConfig(**shared, encoder_layers=layers, decoder=decoder, decoder_layers=decoder_layers)
     if task == "language-model":
         return CausalConfig(**shared, layers=layers)
     shared |= {"encoder_layers": layers, "word_dropout": dropout}
@@ -216,19 +202,19 @@ def _choose_model(
     if task == "tagging":
         return TaggerConfig(**shared, labels=facts.outputs)
     reasons.append("token embeddings that start with the log-count ratios of the labels")
-    return ClassifierConfig(**shared, labels=tuple(facts.labels), multi_label=multi_label)
+    return ClassifierConfig(**shared, labels=tuple(facts.labels), multi_label=given.get("multi_label", False))
 
 
 def _choose_training(
     facts: "Facts",
     model: ArchitectureConfig,
-    fields: Mapping[str, Any],
+    given: Mapping[str, Any],
     start: Start,
     updates_in_time: int | None,
     reasons: list[str],
 ) -> TrainConfig:
     task, tokens, num_examples = facts.task, facts.tokens["train"], facts.examples["train"]
-    chosen, is_new_classifier = dict[str, Any](fields), task == "classification" and start == "random"
+    chosen, is_new_classifier = dict[str, Any](given), task == "classification" and start == "random"
 
     def choose_value(name: str, value: Any, reason: str) -> Any:
         if name not in chosen:
@@ -248,13 +234,13 @@ def _choose_training(
     updates *= _START_UPDATES[start]
     limits = _CHECKPOINT_EPOCHS if start == "checkpoint" else _EPOCHS
     epochs = _within(limits, math.ceil(updates / updates_per_epoch))
-    epochs = choose_value("max_epochs", epochs, f"{epochs} epochs of about {updates_per_epoch:,} updates")
+    epochs = choose_value("epochs", epochs, f"{epochs} epochs of about {updates_per_epoch:,} updates")
     total = updates_per_epoch * epochs
     if updates_in_time is not None and updates_in_time < total:
         total = max(1, updates_in_time)
         reasons.append(
             f"a schedule for about {total:,} updates: a measurement shows that more do not fit into "
-            f"{chosen['max_minutes']:g} minutes"
+            f"{chosen['minutes']:g} minutes"
         )
     warmup = min(_within(_WARMUP_STEPS, _WARMUP_SHARE * total), math.ceil(total / 2))
     choose_value("warmup_steps", warmup, f"{warmup:,} updates of warm-up, for about {total:,} updates in all")
@@ -262,27 +248,26 @@ def _choose_training(
     if start == "random":
         rate = next(_LEARNING_RATES[size] for size in reversed(SIZES) if width >= _WIDTHS[size] or size == "tiny")
         rate *= _CLASSIFIER_RATE if is_new_classifier else 1
-        choose_value("peak_learning_rate", rate, f"learning rate {rate:g}, for a model of width {width}")
+        choose_value("learning_rate", rate, f"learning rate {rate:g}, for a model of width {width}")
     else:
         rate = _START_LEARNING_RATES[task] if start == "checkpoint" else 3e-4
         reason = "the weights are trained already"
         if chosen.get("lora"):
             rate, reason = _LORA_RATE * rate, "only low-rank updates of the weights are trained"
-        choose_value("peak_learning_rate", rate, f"learning rate {rate:g}, because {reason}")
+        choose_value("learning_rate", rate, f"learning rate {rate:g}, because {reason}")
     fits = total // updates_per_epoch // _VALIDATIONS
     evaluate = max(1, min(fits, round(_UPDATES_PER_VALIDATION / updates_per_epoch)))
     evaluate = choose_value("evaluate_epochs", evaluate, f"a validation every {_count(evaluate, 'epoch')}")
     patience = max(_PATIENCE_VALIDATIONS * evaluate, math.ceil(epochs / 2))
     if start == "checkpoint":
         patience = _CHECKPOINT_PATIENCE_VALIDATIONS * evaluate
-    metric = chosen.get("metric", "loss")
-    better = f"{'lower' if metric == 'loss' else 'higher'} {goal_of(metric)}"
-    choose_value("patience_epochs", patience, f"an end after {patience} epochs without a {better}")
+    goal = goal_of(chosen.get("metric", "loss"))
+    choose_value("patience_epochs", patience, f"an end after {patience} epochs without a better {goal}")
     averaged = _within(_AVERAGED, (_CLASSIFIER_AVERAGED_SHARE if is_new_classifier else _AVERAGED_SHARE) * epochs)
     choose_value("average_last", averaged, f"averaged weights of the last {_count(averaged, 'epoch')}")
     smoothing = LABEL_SMOOTHING.get(task, 0.0)
     choose_value("label_smoothing", smoothing, f"label smoothing {smoothing:g}, for {task}")
-    return TrainConfig(**chosen)
+    return make_config(chosen)
 
 
 def _within(limits: tuple[int, int], value: float) -> int:

@@ -1,190 +1,280 @@
-"""Report of a run: messages, progress, log and record."""
+"""Report of a run: messages, progress, log, and its record: data, versions, commands, times and
+results. Settings and the configuration of the model are in files of their own, see
+`sightline.model.training.folder`.
+"""
 
 import math
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy
+import tokenizers
 import torch
 
-from sightline.model.config import ArchitectureConfig, architecture_of
-from sightline.model.training.display import (
-    MEASURED_STEPS,
-    Display,
-    Estimate,
-    UpdateFacts,
-    duration,
-    megabytes,
-    minutes,
-    peak_memory,
-    plural,
-)
-from sightline.model.training.folder import RunFolder, read_log
-from sightline.model.training.run_record import TrainingRecord, differences, environment
-from sightline.model.training.state import Progress
+import sightline
+from sightline.base.options import flag_name
+from sightline.model.checkpoint import replace_text
+from sightline.model.config import architecture_of, read_fields, to_json
+from sightline.model.training.folder import read_log
+from sightline.model.training.options import goal_of
 from sightline.model.training.task import Evaluation
-from sightline.model.training.train_config import TrainConfig, goal_of
 
+if TYPE_CHECKING:
+    from sightline.model.training.trainer import Trainer
+
+MEASURED_STEPS = 5  # updates before the time of the run is estimated; the first is slower and not counted
+INTERVAL_S = 5.0  # between two lines about updates
 BYTES_PER_PARAMETER = 4
 BYTES_PER_TRAINED = 12  # more: gradient and two moments of Adam
+# Fields of earlier versions, which are now in other files of the run, or among the metrics.
+MOVED = ("model", "training", "config", "options", "seed", "signature")
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """Task, model and data of a run."""
+class Estimate:
+    """Mean time of an update in this process, with that of the validations between updates."""
 
-    task: str
-    model: ArchitectureConfig
-    parameters: int
-    trained: int  # parameters that change
-    examples: Mapping[str, int]  # by split
-    steps: int  # updates of an epoch
-    data_digest: str
-    details: Mapping[str, Any]  # more fields of the record
+    def __init__(self) -> None:
+        self._steps = -1  # the first update is not counted
+        self._seconds = 0.0
+
+    def add(self, seconds: float, steps: int = 1) -> None:
+        """Count the time of an update, or of a validation, which is no step."""
+        self._steps += steps
+        if self._steps > 0:
+            self._seconds += seconds
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean time of an update; None before some were measured."""
+        return self._seconds / self._steps if self._steps >= MEASURED_STEPS else None
+
+    @property
+    def is_first(self) -> bool:
+        """True after the update with which the estimate starts."""
+        return self._steps == MEASURED_STEPS
 
 
 class Report:
-    """Report of the training in this process."""
+    """Report of the training in this process.
 
-    def __init__(self, folder: RunFolder, config: TrainConfig, device: torch.device, flags: Mapping[str, str]) -> None:
-        """Read the record of the run, if there is one. Messages name settings by `flags`.
+    The record has one entry of `starts` for each start or resume.
+    """
+
+    def __init__(self, trainer: "Trainer", facts: Mapping[str, Any]) -> None:
+        """Read the record of the run, if there is one. `facts` are fields of the record about the
+        whole run, which replace earlier ones.
 
         Raises `ValueError` for a record that is not valid JSON.
         """
-        self._folder, self._config, self._device = folder, config, device
-        self._flags = flags
-        self.display = Display(config.max_epochs)
-        self._estimate, self._record = Estimate(), TrainingRecord(folder.record)
-        self._metrics: Mapping[str, Any] = {}  # of the last evaluation, as fields of the record
-        self._superlative = "lowest" if config.metric == "loss" else "highest"
+        self._trainer, self._folder, self._config = trainer, trainer.folder, trainer.config
+        self._progress, self._device = trainer.progress, trainer.device
+        self._estimate = Estimate()
+        self._tokens, self._seconds = 0, 0.0  # of the updates since the last line about one
+        earlier = read_fields(self._folder.record) if self._folder.record.exists() else {"starts": []}
+        self._record = {name: value for name, value in earlier.items() if name not in MOVED} | dict(facts)
 
-    def start(self, facts: RunFacts, progress: Progress, changes: Mapping[str, Any]) -> None:
-        """Write that the training starts or resumes. `changes` are settings that the earlier part
-        of the run had differently, with both values.
+    def line(self, text: str) -> None:
+        """Write a line for the user."""
+        sys.stderr.write(f"{text}\n")
+
+    def start(self, steps: int, changes: Mapping[str, Any]) -> None:
+        """Write that the training starts or resumes, with epochs of a number of `steps`. `changes`
+        are settings that the earlier part of the run had differently, with both values.
         """
-        self.display.line(self._describe(facts, progress))
-        now, earlier = environment(self._device), self._record.last_start
-        start: dict[str, Any] = {"epoch": progress.epoch + 1, "step": progress.step, **now}
+        progress, starts = self._progress, self._record.setdefault("starts", [])
+        self.line(self._describe(steps))
+        facts = environment(self._device)
+        start: dict[str, Any] = {"time": _now(), "command": shlex.join(sys.orig_argv)}
+        start |= {"epoch": progress.epoch + 1, "step": progress.step, **facts}
         if progress.step:
             start["changes"] = {name: list(values) for name, values in changes.items()}
-            texts = [
-                f"{self._flags.get(name, name)} is {after} instead of {before}"
-                for name, (before, after) in changes.items()
-            ]
-            self.display.line(f"resuming at epoch {progress.epoch + 1}, step {progress.step:,}")
-            if texts:
-                self.display.line(f"note: {', '.join(texts)}")
-            if others := differences(earlier or {}, now):
-                self.display.line(
+            self.line(f"resuming at epoch {progress.epoch + 1}, step {progress.step:,}")
+            if changes:
+                notes = [f"{flag_name(name)} is {now} instead of {before}" for name, (before, now) in changes.items()]
+                self.line(f"note: {', '.join(notes)}")
+            if others := differences(starts[-1] if starts else {}, facts):
+                self.line(
                     f"note: the run continues with {', '.join(others)}; its weights will differ in their last bits "
                     "from those of a run without this change"
                 )
-        fields = {"task": facts.task, "examples": facts.examples, "data_digest": facts.data_digest, **facts.details}
-        self._record.start(fields, start)
+        starts.append(start)
+        self._write()
 
-    def _describe(self, facts: RunFacts, progress: Progress) -> str:
-        config = self._config
-        limit = f" or {config.max_minutes:g} minutes" if config.max_minutes else ""
-        length = f"{plural(config.max_epochs, 'epoch')} of {plural(facts.steps, 'step')}{limit}"
-        has_estimate = facts.steps * config.max_epochs - progress.step > MEASURED_STEPS
-        parameters = f"{facts.parameters:,} parameters"
-        if facts.trained < facts.parameters:
-            parameters += f", of which {facts.trained:,} are trained"
-        num_bytes = facts.parameters * BYTES_PER_PARAMETER + facts.trained * BYTES_PER_TRAINED
-        later = f"; the minutes expected follow after {MEASURED_STEPS + 1} steps" if has_estimate else ""
+    def _describe(self, steps: int) -> str:
+        config, trainer = self._config, self._trainer
+        limit = f" or {config.minutes:g} minutes" if config.minutes else ""
+        length = f"{plural(config.epochs, 'epoch')} of {plural(steps, 'step')}{limit}"
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
+        total, trained = sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
+        part = f", of which {trained:,} are trained" if trained < total else ""
         return (
-            f"training {facts.task} on {facts.examples['train']:,} examples, with {facts.examples['dev']:,} for "
-            f"validation: {architecture_of(facts.model)} model with {parameters}; at most {length}; "
-            f"{config.precision} on {self._device.type}, threads: {torch.get_num_threads()}; weights and "
-            f"optimizer take {megabytes(num_bytes)}{later}"
+            f"training {trainer.task.name} on {len(trainer.train_examples):,} examples, with "
+            f"{len(trainer.dev_examples):,} for validation: {architecture_of(trainer.model_config)} model with "
+            f"{total:,} parameters{part}; at most {length}; {config.precision} on {self._device.type}, threads: "
+            f"{torch.get_num_threads()}; weights and optimizer take "
+            f"{megabytes(total * BYTES_PER_PARAMETER + trained * BYTES_PER_TRAINED)}"
         )
 
     def already_finished(self, reason: str) -> None:
         """Write that the run had finished before."""
-        limits = (self._flags.get(name, name) for name in ("max_epochs", "patience_epochs", "max_minutes"))
-        self.display.line(
-            f"{self._folder} has already finished: {reason}; to train longer, increase {', '.join(limits)}"
+        self.line(
+            f"{self._folder} has already finished: {reason}; to train longer, increase --epochs, --patience-epochs, "
+            "--minutes"
         )
+        self._write()
 
-    def step(self, progress: Progress, num_steps: int, tokens: int, rate: float, seconds: float) -> None:
-        """Show an update of an epoch of `num_steps`. Tokens are counted without padding."""
-        config, estimate, epoch = self._config, self._estimate, progress.epoch + 1
+    def step(self, num_steps: int, tokens: int, rate: float, seconds: float) -> None:
+        """Count an update of an epoch of `num_steps`, and write a line every few seconds. `tokens`
+        are those without padding.
+        """
+        config, estimate, progress = self._config, self._estimate, self._progress
         estimate.add(seconds)
         done = math.ceil(progress.batch / config.accumulate)
-        steps = num_steps * (config.max_epochs - progress.epoch) - done
-        limit = 60 * config.max_minutes - progress.seconds if config.max_minutes else None
-        validations = math.ceil((config.max_epochs - progress.epoch) / config.evaluate_epochs)
-        left = estimate.seconds_left(steps, validations, limit)
-        self.display.update(UpdateFacts(epoch, progress.step, progress.train_loss, rate, tokens, left))
-        if estimate.is_first and left is not None and estimate.step_seconds is not None:
-            # Before the first validation, its time is not known.
-            joint = "and" if estimate.validation_seconds else "plus the time of"
-            self.display.line(
-                f"expected: {minutes(left)} for at most {plural(steps, 'more step')} of {estimate.step_seconds:.2g} s, "
-                f"{joint} {plural(validations, 'validation')}; {megabytes(peak_memory(self._device))} of memory are in "
-                "use"
+        steps = num_steps * (config.epochs - progress.epoch) - done
+        limit = 60 * config.minutes - progress.seconds if config.minutes else math.inf
+        mean = estimate.step_seconds
+        left = None if mean is None else max(0.0, min(steps * mean, limit))
+        self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
+        if self._seconds >= INTERVAL_S:
+            speed = f"{self._tokens / self._seconds:,.0f} tokens/s"
+            self.line(
+                f"epoch {progress.epoch + 1} of {config.epochs}, step {progress.step:,}: loss "
+                f"{progress.train_loss:.3f}, rate {rate:.1e}, {speed}"
+                f"{'' if left is None else f', {duration(left)} left'}"
+            )
+            self._tokens, self._seconds = 0, 0.0
+        if estimate.is_first and left is not None:
+            self.line(
+                f"expected: {duration(left)} for at most {plural(steps, 'more step')} of {mean:.2g} s; "
+                f"{megabytes(peak_memory(self._device))} of memory are in use"
             )
 
-    def epoch(
-        self,
-        epoch: int,
-        progress: Progress,
-        validation_loss: float | None,
-        evaluation: Evaluation | None,
-        validation_seconds: float,
-        is_whole: bool,
-    ) -> None:
-        """Write the log line of an epoch."""
-        if validation_loss is not None:
-            self._estimate.validation_seconds = validation_seconds
+    def epoch(self, loss: float | None, evaluation: Evaluation | None, seconds: float, is_whole: bool) -> None:
+        """Write the log line of an epoch with its validation. `seconds` is the time since its last
+        update.
+        """
+        self._estimate.add(seconds, steps=0)
+        progress, metric, epoch = self._progress, self._config.metric, self._progress.epoch + 1
         row: dict[str, Any] = {"epoch": epoch, "step": progress.step, "train_loss": round(progress.train_loss, 4)}
         texts = [f"train loss {progress.train_loss:.4f}"]
-        best = f" ({self._superlative})" if progress.best_epoch == epoch else ""
-        if validation_loss is not None:
-            row["validation_loss"] = round(validation_loss, 4)
-            texts.append(f"dev loss {validation_loss:.4f}{best if self._config.metric == 'loss' else ''}")
+        best = " (best)" if progress.best_epoch == epoch else ""
+        if loss is not None:
+            row["validation_loss"] = round(loss, 4)
+            texts.append(f"dev loss {loss:.4f}{best if metric == 'loss' else ''}")
         row["seconds"] = round(progress.epoch_seconds, 1)
-        metrics = evaluation.metrics if evaluation is not None else {}
-        if evaluation is not None and metrics:
-            self._metrics = evaluation.to_record(f"epoch {epoch}")
-            row["metrics"] = {name: round(value, 4) for name, value in metrics.items()}
+        if evaluation is not None and evaluation.metrics:
+            # Metrics of test are those of earlier weights.
+            self._record["metrics"] = {"dev": dict(evaluation.to_record(f"epoch {epoch}"))}
+            row["metrics"] = {name: round(value, 4) for name, value in evaluation.metrics.items()}
             texts += [
-                f"{name} {value:.2f}{best if name == evaluation.name_of(self._config.metric) else ''}"
-                for name, value in metrics.items()
+                f"{name} {value:.2f}{best if name == evaluation.name_of(metric) else ''}"
+                for name, value in evaluation.metrics.items()
             ]
         if not is_whole:
             row["is_whole"] = False
         self._folder.add_to_log(row)
-        name = f"epoch {epoch} of {self._config.max_epochs}{'' if is_whole else ', not finished'}"
-        self.display.line(f"{name}: {', '.join(texts)}; {duration(progress.epoch_seconds)}")
+        name = f"epoch {epoch} of {self._config.epochs}{'' if is_whole else ', not finished'}"
+        self.line(f"{name}: {', '.join(texts)}; {duration(progress.epoch_seconds)}")
         for sample in evaluation.samples if evaluation is not None else ():
-            self.display.line(f"  {sample}")
+            self.line(f"  {sample}")
 
-    def end(self, reason: str, progress: Progress, checkpoints: Sequence[Path]) -> None:
+    def end(self, reason: str, checkpoints: Sequence[Path]) -> None:
         """Write why the training ended. `checkpoints` are the folders of the finished ones; empty
         if the run is interrupted.
         """
+        config, progress = self._config, self._progress
         result: dict[str, Any] = {"epoch": progress.epoch, "step": progress.step}
         result["minutes"] = round(progress.seconds / 60, 2)
         if progress.best_epoch:
             result |= {"best_epoch": progress.best_epoch, "best_validation_loss": round(progress.best_loss, 4)}
         rows = read_log(self._folder.path) if self._folder.log.exists() else {}
         result["last_epoch"] = rows[max(rows)] if rows else None
-        self._record.end(reason, result, self._metrics)
+        self._record["starts"][-1] |= {"end_time": _now(), "end": reason}
+        self._record["result"] = result
+        self._write()
         if checkpoints:
-            is_falling = bool(rows) and max(rows) == progress.best_epoch > 1
-            goal, is_loss = goal_of(self._config.metric), self._config.metric == "loss"
-            change = "decreasing" if is_loss else "increasing"
-            falling = f", but the {goal} was still {change}: train longer" if is_falling else ""
-            best = f"{progress.best_loss:.4f}" if is_loss else f"{progress.best_metric:.2f}"
-            if progress.step < self._config.warmup_steps:
-                self.display.line(
+            goal, is_improving = goal_of(config.metric), bool(rows) and max(rows) == progress.best_epoch > 1
+            longer = f", but the {goal} was still improving: train longer" if is_improving else ""
+            best = f"{progress.best_loss:.4f}" if config.metric == "loss" else f"{progress.best_metric:.2f}"
+            if progress.step < config.warmup_steps:
+                self.line(
                     f"warning: the training ended after {progress.step:,} updates, before the end of the warm-up of "
-                    f"{self._config.warmup_steps:,}, and has learned little; allow more epochs or minutes, or fewer "
+                    f"{config.warmup_steps:,}, and has learned little; allow more epochs or minutes, or fewer "
                     "--warmup-steps"
                 )
-            self.display.line(
-                f"finished: {reason}{falling}; {self._superlative} {goal} {best} in epoch "
-                f"{progress.best_epoch}; checkpoints: {' and '.join(map(str, checkpoints))}"
+            self.line(
+                f"finished: {reason}{longer}; best {goal} {best} in epoch {progress.best_epoch}; checkpoints: "
+                f"{' and '.join(map(str, checkpoints))}"
             )
+
+    def _write(self) -> None:
+        replace_text(self._folder.record, to_json(self._record))
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return the facts on which the bits of the weights depend, and the commit of the code."""
+    return {
+        "versions": {
+            "python": sys.version.split()[0],
+            **{package.__name__: str(package.__version__) for package in (sightline, torch, tokenizers, numpy)},
+        },
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "commit": _commit(),
+    }
+
+
+def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return descriptions of the differences between two environments that change the bits."""
+    before, after = (
+        {"threads": one.get("threads"), "device": one.get("device"), "PyTorch": one.get("versions", {}).get("torch")}
+        for one in (earlier, now)
+    )
+    return [
+        f"{name} {after[name]} instead of {value}" for name, value in before.items() if value not in (None, after[name])
+    ]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _commit() -> str | None:
+    """Return the commit of the code, `-dirty` if files are changed; None without a checkout."""
+    git = shutil.which("git")
+    if git is None or not (CHECKOUT / ".git").exists():
+        return None
+    describe = [git, "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    response = subprocess.run(describe, capture_output=True, text=True, check=False)  # noqa: S603 - constant arguments
+    return response.stdout.strip() or None
+
+
+def duration(seconds: float) -> str:
+    """Write a duration for a reader: `40 s`, `12 min` or `3 h 20 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:,.0f} MB"
+
+
+def peak_memory(device: torch.device) -> float:
+    """Return the largest memory of the process so far, in bytes; on a GPU, of its tensors."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

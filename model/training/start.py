@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from sightline.base.errors import UsageError
+from sightline.base.errors import UsageError, list_of
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.factory import build_model
 from sightline.model.architectures.pretrained import LABELLED, PretrainedModel
@@ -50,7 +50,7 @@ class Start:
     # Sets the weights of a new model of this configuration. Layers that the checkpoint does not
     # have, such as the output layer for new labels, keep their random weights.
     initialise: Callable[[nn.Module], None]
-    notes: tuple[str, ...]  # sentences for the user
+    note: str  # for the user, if the labels are new
 
 
 def start_from(folder: Path, task: str, labels: Sequence[str] = ()) -> Start:
@@ -78,20 +78,25 @@ def start_from(folder: Path, task: str, labels: Sequence[str] = ()) -> Start:
         )
     if isinstance(config, RecurrentConfig) and config.selection != "soft":
         raise UsageError(f"{folder} has hard attention, which cannot be trained for the task {task}; use another run")
-    old = config
-    if isinstance(old, ClassifierConfig):
-        config = dataclasses.replace(old, labels=tuple(labels))
-    note = f"starts from the weights of {folder}"
-    before = old.labels if isinstance(old, ClassifierConfig) else ()
-    notes = (note, *_label_note(before, labels))
+    before: Sequence[str] = ()
+    if isinstance(config, ClassifierConfig):
+        before, config = config.labels, dataclasses.replace(config, labels=tuple(labels))
 
     def initialise(model: nn.Module) -> None:
-        weights = load_tensors(weights_file(folder), only_shapes=_is_meta(model))
+        is_meta = all(parameter.is_meta for parameter in model.parameters())  # it has only shapes
+        weights = load_tensors(weights_file(folder), only_shapes=is_meta)
         if isinstance(model, Classifier):
-            weights = _with_labels(weights, "output", before, labels)
+            weights = _with_labels(weights, before, labels)
         _load(model, weights, folder, new=("output.",) if isinstance(model, Classifier) else ())
 
-    return _checked(folder, Start(config, tokenizer, initialise, notes))
+    # Compare the shapes of the weights with those of the model before it gets any memory.
+    try:
+        with torch.device("meta"):
+            model = build_model(config)
+    except Exception as error:  # third-party values that no model can have raise several classes
+        raise UsageError(f"{folder / CONFIG} describes no model: {one_line(error)}; download it again") from None
+    initialise(model)
+    return Start(config, tokenizer, initialise, _label_note(before, labels))
 
 
 def start_from_pretrained(folder: Path, parts: Path, labels: Sequence[str] = (), *, multi_label: bool = False) -> Start:
@@ -105,44 +110,20 @@ def start_from_pretrained(folder: Path, parts: Path, labels: Sequence[str] = (),
         labels = (RELEVANCE,)
     if config.task in LABELLED:
         config = dataclasses.replace(config, labels=tuple(labels), multi_label=multi_label)
-    notes = (f"starts from the weights of {folder} ({config.family})", *_label_note(before, labels))
 
     def initialise(model: nn.Module) -> None:
         cast(PretrainedModel, model).load(folder, before)
 
-    return Start(config, tokenizer, initialise, notes)
+    return Start(config, tokenizer, initialise, _label_note(before, labels))
 
 
-def _checked(folder: Path, start: Start) -> Start:
-    """Compare the shapes of the weights with those of the model before it gets any memory. Raises
-    `UsageError` if they differ, or the configuration describes no model.
-    """
-    try:
-        with torch.device("meta"):
-            model = build_model(start.config)
-    except Exception as error:  # third-party values that no model can have raise several classes
-        raise UsageError(f"{folder / CONFIG} describes no model: {one_line(error)}; download it again") from None
-    start.initialise(model)
-    return start
+def _label_note(before: Sequence[str], labels: Sequence[str]) -> str:
+    return "" if set(labels) <= set(before) else f"; the output layer is new, for the labels {', '.join(labels)}"
 
 
-def _is_meta(model: nn.Module) -> bool:
-    """Return True for a model that has only shapes."""
-    return all(parameter.is_meta for parameter in model.parameters())
-
-
-def _label_note(before: Sequence[str], labels: Sequence[str]) -> tuple[str, ...]:
-    """Return a note if the labels are new."""
-    if not labels or set(labels) <= set(before):
-        return ()
-    return (f"the output layer is new, for the labels {', '.join(labels)}",)
-
-
-def _with_labels(
-    weights: dict[str, Tensor], layer: str, before: Sequence[str], labels: Sequence[str]
-) -> dict[str, Tensor]:
+def _with_labels(weights: dict[str, Tensor], before: Sequence[str], labels: Sequence[str]) -> dict[str, Tensor]:
     """Choose the rows of the output layer for the labels, or leave it out if one of them is new."""
-    names = [f"{layer}.weight", f"{layer}.bias"]
+    names = ("output.weight", "output.bias")
     if not set(labels) <= set(before):
         return {name: tensor for name, tensor in weights.items() if name not in names}
     rows = [before.index(label) for label in labels]
@@ -153,20 +134,14 @@ def _load(model: nn.Module, weights: Mapping[str, Tensor], folder: Path, new: tu
     """Set the weights of a model, by the names of its state dictionary. Only tensors whose names
     start with one of `new` may be missing; none may be unknown or have another shape.
     """
-    expected = model.state_dict()
-    missing = [name for name in expected if name not in weights and not name.startswith(new)]
-    unknown = [name for name in weights if name not in expected]
-    for problem, names in (("lacks", missing), ("has unknown", unknown)):
+    try:
+        found = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # of shapes
+        raise UsageError(f"{folder}: {one_line(error)}; its files belong to different checkpoints") from None
+    missing = [name for name in found.missing_keys if not name.startswith(new)]
+    for problem, names in (("lacks", missing), ("has unknown", found.unexpected_keys)):
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise UsageError(
-                f"{folder} {problem} tensors: {', '.join(sorted(names)[:3])}{more}; its configuration may belong to "
-                "another checkpoint, or it is a variant that cannot be trained"
+                f"{folder} {problem} tensors: {list_of(sorted(names), 3)}; its configuration may belong to another "
+                "checkpoint, or it is a variant that cannot be trained"
             )
-    for name, tensor in weights.items():
-        if tensor.shape != expected[name].shape:
-            raise UsageError(
-                f"{folder}: {name} has the shape {list(tensor.shape)}, but config.json gives "
-                f"{list(expected[name].shape)}; the files belong to different checkpoints"
-            )
-    model.load_state_dict(weights, strict=False)

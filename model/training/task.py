@@ -24,11 +24,6 @@ ModelT = TypeVar("ModelT")
 Metric = Callable[[Any, Tokenizer, Sequence[Record]], Evaluation]  # model in evaluation mode, tokenizer, records
 
 
-def first_lengths(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the lengths of the first lists of examples (N, 1), which are token ids."""
-    return lengths[:, :1]
-
-
 @dataclass(frozen=True)
 class Task(Generic[BatchT, ModelT]):
     """Functions that form batches and compute losses and metrics. A loss is a sum over a batch, in
@@ -42,8 +37,8 @@ class Task(Generic[BatchT, ModelT]):
     evaluate: Metric | None = None
     # Maps lengths (N, 2) of examples to their sizes in tokens (N, K). Examples are sorted by the
     # first column, then by the others; the largest column limits a batch and is compared with the
-    # positions of the model.
-    sizes: Callable[[NDArray[np.int32]], NDArray[np.int32]] = first_lengths
+    # positions of the model. By default, the size is the length of the first list, of token ids.
+    sizes: Callable[[NDArray[np.int32]], NDArray[np.int32]] = lambda lengths: lengths[:, :1]
     # Length of the longest text of an example whose sizes can be those of several texts.
     longest: Callable[[Example], int] | None = None
     # Sets weights of a new model that depend on the training examples.

@@ -1,14 +1,13 @@
 """Training loop with checkpoints; an interrupted run resumes to the same result.
 
-`sightline.model.training.folder` describes the folder of a run. Only one command can use the folder
-at a time: it holds a lock while it creates or resumes the run and while it trains.
+`sightline.model.training.folder` describes the folder of a run. The command that trains has locked
+it, so that no other process changes it.
 
 The order of the batches and the random numbers of an epoch depend only on the seed and the epoch. A
 checkpoint within an epoch has the position in this order and the state of the random numbers, so
 that a resumed run gives the same weights, bit for bit, on the same number of threads.
 """
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,25 +23,24 @@ from sightline.base.errors import Interrupted, UsageError
 from sightline.model.architectures.factory import build_model
 from sightline.model.architectures.pretrained import PretrainedModel
 from sightline.model.checkpoint import load_metadata, one_line, replace_text
-from sightline.model.config import ArchitectureConfig, model_config_to_json, read_model_config
+from sightline.model.config import ArchitectureConfig, model_config_to_json, read_model_config, to_json
 from sightline.model.data.batches import bucket
 from sightline.model.data.examples import Examples, TrainingData
 from sightline.model.data.tokenizer_training import check_tokenizer
 from sightline.model.precision import autocast, default_device
-from sightline.model.training.display import plural
-from sightline.model.training.folder import RunFolder, locked
-from sightline.model.training.interrupts import Interrupts
-from sightline.model.training.run_report import Report, RunFacts
-from sightline.model.training.state import Progress, RandomState, load_state, random_state, save_state, set_random_state
-from sightline.model.training.task import Evaluation, Task
-from sightline.model.training.train_config import (
-    CHANGEABLE,
-    TrainConfig,
-    changed_settings,
-    goal_of,
-    read_train_config,
-    train_config_to_json,
+from sightline.model.training.folder import (
+    Progress,
+    RandomState,
+    RunFolder,
+    load_state,
+    random_state,
+    save_state,
+    set_random_state,
 )
+from sightline.model.training.interrupts import Interrupts
+from sightline.model.training.options import TrainConfig, changed_options, goal_of, read_train_config
+from sightline.model.training.run_report import Report, plural
+from sightline.model.training.task import Evaluation, Task
 
 SAVED_BEFORE_VALIDATION_S = 60.0  # age of the last state from which it is saved again before a validation
 
@@ -69,7 +67,6 @@ class Trainer:
         *,
         initialise: Callable[[nn.Module], None] | None = None,
         details: Mapping[str, Any] | None = None,
-        flags: Mapping[str, str] | None = None,
     ) -> None:
         """Create a run in an empty or missing folder, or resume the run in the folder.
 
@@ -78,15 +75,12 @@ class Trainer:
             initialise: replaces the random weights of a new run, for example by those of another
                 run; by default, that of the task.
             details: more facts about the run for its record, which JSON can represent.
-            flags: options of the command line by the names of settings, for messages; by default,
-                messages have the names of settings.
 
         Raises:
             OSError: the folder cannot be created or written.
-            UsageError: the folder is a file; the run in it has other settings, another model or
-                other data.
-            ValueError: another process uses the folder; the state of the run in it is missing or
-                damaged; or the data do not fit the model.
+            UsageError: the run in the folder has other settings, another model or other data.
+            ValueError: the state of the run in the folder is missing or damaged, or the data do not
+                fit the model.
         """
         self.folder, self.config, self.task, self.model_config = RunFolder(run), config, task, model_config
         self.tokenizer, self._digest, self._records = data.tokenizer, data.digest, data.dev_records
@@ -94,47 +88,48 @@ class Trainer:
         self.device = device or default_device()
         self.progress = Progress()
         self._random_state: RandomState | None = None  # of the last checkpoint, if that is within an epoch
-        self._details, self._flags = dict(details or {}), dict(flags or {})
         self._interrupts = Interrupts()
         self._saved = self._counted = time.monotonic()
         if config.threads:
             torch.set_num_threads(config.threads)
-        with locked(run):
-            # Write nothing before everything is read and checked, so that invalid data leaves no
-            # files.
-            is_resumed = self.folder.state.exists()
-            if is_resumed:
-                self._check_settings()
-            elif self.folder.log.exists():
-                raise ValueError(
-                    f"{run} contains a run without state.safetensors that cannot be resumed; choose another folder"
-                )
-            check_tokenizer(self.tokenizer, model_config)
-            self._check_sizes("train", data.train)
-            self._check_sizes("dev", data.dev)
-            self._check_loss("train", data.train, epoch=1)
-            self._check_loss("dev", data.dev, epoch=0)
-            torch.manual_seed(config.seed)
-            self.model: Any = build_model(model_config)
-            if not is_resumed:
-                if initialise is not None:
-                    initialise(self.model)
-                elif task.initialise is not None:
-                    task.initialise(self.model, data.train)
-            if config.lora:
-                assert isinstance(self.model, PretrainedModel), "the command has checked it"
-                self.model.add_adapters(config.lora)
-            self.model.to(self.device)
-            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-            self.optimizer = torch.optim.Adam(trained, lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
-            if is_resumed:
-                self._load_state()
-            self._report = Report(self.folder, config, self.device, self._flags)
-            if not is_resumed:
-                self._create_run()
+        # Write nothing before everything is read and checked, so that invalid data leaves no
+        # files.
+        is_resumed = self.folder.state.exists()
+        if is_resumed:
+            self.folder.check_changes(changed_options(read_train_config(self.folder.settings), config))
+            if read_model_config(self.folder.config) != model_config:
+                raise self.folder.rejected("of another model")
+        elif self.folder.log.exists():
+            raise self.folder.rejected("without state.safetensors that cannot be resumed")
+        check_tokenizer(self.tokenizer, model_config)
+        self._check_sizes("train", data.train)
+        self._check_sizes("dev", data.dev)
+        self._check_loss("train", data.train, epoch=1)
+        self._check_loss("dev", data.dev, epoch=0)
+        torch.manual_seed(config.seed)
+        self.model: Any = build_model(model_config)
+        if not is_resumed:
+            if initialise is not None:
+                initialise(self.model)
+            elif task.initialise is not None:
+                task.initialise(self.model, data.train)
+        if config.lora:
+            assert isinstance(self.model, PretrainedModel), "the command has checked it"
+            self.model.add_adapters(config.lora)
+        self.model.to(self.device)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(trained, lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
+        if is_resumed:
+            self._load_state()
+        examples = {"train": len(data.train), "dev": len(data.dev)}
+        facts: dict[str, Any] = {"task": task.name, "examples": examples, "data_digest": data.digest, **(details or {})}
+        self._report = Report(self, facts)
+        if not is_resumed:
+            self._create_run()
 
     def _create_run(self) -> None:
-        replace_text(self.folder.settings, train_config_to_json(self.config))
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        replace_text(self.folder.settings, to_json(self.config.model_dump()))
         replace_text(self.folder.tokenizer, self.tokenizer.to_str(pretty=True))
         replace_text(self.folder.config, model_config_to_json(self.model_config))
         self.observe(epoch=0)
@@ -142,18 +137,6 @@ class Trainer:
 
     def observe(self, epoch: int) -> None:
         """Do nothing at epoch 0, before the training, and after each epoch; a subclass records."""
-
-    def _check_settings(self) -> None:
-        """Check that the run in the folder has the same settings and the same model."""
-        earlier = read_train_config(self.folder.settings)
-        changed = changed_settings(earlier, self.config).keys() - CHANGEABLE
-        if changed:
-            names = [self._flag(field.name) for field in dataclasses.fields(self.config) if field.name in changed]
-            raise UsageError(
-                f"{self.folder} contains a run with other values of {', '.join(names)}; choose another folder"
-            )
-        if read_model_config(self.folder.config) != self.model_config:
-            raise UsageError(f"{self.folder} contains a run of another model; choose another folder")
 
     def _check_sizes(self, split: str, examples: Examples) -> None:
         """Check that a split has examples and that the model can read them. Raises `ValueError`."""
@@ -166,7 +149,7 @@ class Trainer:
         if longest > positions:
             raise ValueError(
                 f"an example of {split} has {longest} tokens, but max_positions of the model is {positions}; set "
-                f"max_length_tokens to {positions} to skip longer examples"
+                f"--max-length-tokens to {positions} to skip longer examples"
             )
 
     def _check_loss(self, split: str, examples: Examples, epoch: int) -> None:
@@ -175,36 +158,24 @@ class Trainer:
             raise UsageError(
                 f"{split} has no loss: a text needs at least one token to predict, and a pair of an encoder needs "
                 f"another pair with other texts, or another score, in its batch; add examples of {split}, or increase "
-                f"{self._flag('batch_tokens')}"
+                "--batch-tokens"
             )
 
     def _load_state(self) -> None:
         path = self.folder.state
         try:
             digest = load_metadata(path).get("data", self._digest)
-        except ValueError as error:
-            raise ValueError(f"{error}; the run cannot be resumed, choose another folder") from error
-        if digest != self._digest:
-            raise UsageError(f"{self.folder} contains a run with other data; choose another folder")
-        try:
             self.progress, self._random_state = load_state(path, self.model, self.optimizer)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} does not match this model ({one_line(error)}); choose another folder") from error
-        self._restore_random_state()
-
-    def _restore_random_state(self) -> None:
-        """Set the random state of the last checkpoint, if that is within an epoch."""
-        if self.progress.batch and self._random_state is not None:
-            set_random_state(self._random_state, self.device)
+            raise ValueError(f"{path} cannot be resumed ({one_line(error)}); choose another folder") from error
+        if digest != self._digest:
+            raise self.folder.rejected("with other data")
 
     def _save_state(self) -> None:
         # Between two epochs, the seed determines the random state.
         self._random_state = random_state(self.device) if self.progress.batch else None
         save_state(self.folder.state, self.model, self.optimizer, self.progress, self._digest, self._random_state)
         self._saved = time.monotonic()
-
-    def _flag(self, name: str) -> str:
-        return self._flags.get(name, name)
 
     def _seed(self, epoch: int) -> int:
         return self.config.seed * 1_000_003 + epoch
@@ -221,39 +192,35 @@ class Trainer:
             yield self.make_batch(examples, indices)
 
     def train_epoch(self) -> bool:
-        """Train on the examples of an epoch that were not used yet. Returns False if `max_minutes`
+        """Train on the examples of an epoch that were not used yet. Returns False if `minutes`
         ended it before its end. Raises `Interrupted` if a signal arrived, and `ValueError` if the
         loss or its gradient is not finite.
         """
         progress, epoch, examples = self.progress, self.progress.epoch + 1, self.train_examples
         buckets, per_update = self._buckets(examples, epoch), self.config.accumulate
         num_steps = math.ceil(len(buckets) / per_update)
-        torch.manual_seed(self._seed(epoch))
-        self._restore_random_state()
+        if not progress.batch:
+            torch.manual_seed(self._seed(epoch))
         sizes = self.task.sizes(examples.lengths)
         self.model.train()
-        self._report.display.start_epoch(epoch, num_steps, math.ceil(progress.batch / per_update))
-        try:
-            for start in range(progress.batch, len(buckets), per_update):
-                group = buckets[start : start + per_update]
-                progress.step += 1
-                batches = [self.make_batch(examples, indices).to(self.device) for indices in group]
-                loss, count = self.update(batches)
-                progress.loss_sum, progress.loss_count = progress.loss_sum + loss, progress.loss_count + count
-                progress.batch = start + len(group)
-                tokens, rate = sum(int(sizes[indices].sum()) for indices in group), self.optimizer.param_groups[0]["lr"]
-                self._report.step(progress, num_steps, tokens, rate, self._add_time())
-                if not self._may_continue():
-                    return False
-        finally:
-            self._report.display.end_epoch()
+        for start in range(progress.batch, len(buckets), per_update):
+            group = buckets[start : start + per_update]
+            progress.step += 1
+            batches = [self.make_batch(examples, indices).to(self.device) for indices in group]
+            loss, count = self.update(batches)
+            progress.loss_sum, progress.loss_count = progress.loss_sum + loss, progress.loss_count + count
+            progress.batch = start + len(group)
+            tokens, rate = sum(int(sizes[indices].sum()) for indices in group), self.optimizer.param_groups[0]["lr"]
+            self._report.step(num_steps, tokens, rate, self._add_time())
+            if not self._may_continue():
+                return False
         return True
 
     def update(self, batches: Sequence[Any]) -> tuple[float, int]:
         """Make an update with batches on the device; return the training loss, summed over all
         batches, in nats, and its number of terms.
         """
-        rate = inverse_sqrt_rate(self.progress.step, self.config.peak_learning_rate, self.config.warmup_steps)
+        rate = inverse_sqrt_rate(self.progress.step, self.config.learning_rate, self.config.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         count = sum(self.task.count(batch, self.model_config.pad_id) for batch in batches)
@@ -305,7 +272,7 @@ class Trainer:
         return True
 
     def _is_out_of_time(self) -> bool:
-        return 0 < 60 * self.config.max_minutes <= self.progress.seconds
+        return 0 < 60 * self.config.minutes <= self.progress.seconds
 
     def _add_time(self) -> float:
         """Add the time since the last call to the time of the run, and return it in seconds."""
@@ -342,71 +309,57 @@ class Trainer:
         if not math.isfinite(value):
             raise ValueError(
                 f"the {name} is {value} after update {self.progress.step}: the training diverged; start again in "
-                f"another folder with a lower {self._flag('peak_learning_rate')} or {self._flag('clip_norm')}, or with "
-                f"more {self._flag('warmup_steps')}"
+                "another folder with a lower --learning-rate or --clip-norm, or with more --warmup-steps"
             )
 
     def fit(self) -> None:
-        """Train until `max_epochs`, `max_minutes`, or `patience_epochs` epochs without a lower
-        validation loss, or without a better value of another `metric`.
+        """Train until `epochs`, `minutes`, or `patience_epochs` epochs without a better `metric`.
 
         Raises:
             Interrupted: SIGINT or SIGTERM arrived; the state is saved.
-            ValueError: another process uses the folder or has continued the run, or the training
-                diverged.
+            UsageError: the run is longer than `epochs` already, and has no validated checkpoint.
+            ValueError: the training diverged.
         """
-        with locked(self.folder.path), Interrupts() as self._interrupts:
-            facts, progress = load_metadata(self.folder.state), self.progress
-            if (facts.get("epoch", 0), facts.get("step", 0)) != (progress.epoch, progress.step):
-                raise ValueError(
-                    f"another process has continued the run in {self.folder}; run the command again to resume it"
-                )
-            changes = changed_settings(read_train_config(self.folder.settings), self.config)
-            # Record the actual length of the run, which may differ from that at its start.
-            record = dataclasses.replace(self.config, max_epochs=max(self.config.max_epochs, progress.epoch))
-            replace_text(self.folder.settings, train_config_to_json(record))
-            if self._is_finished():
-                self._report.already_finished(self._reason_to_stop())
-            else:
-                self._report.start(self._facts(), progress, changes)
-                self._train_or_save()
+        progress = self.progress
+        changes = changed_options(read_train_config(self.folder.settings), self.config)
+        # Record the actual length of the run, which may differ from that at its start.
+        record = self.config.model_copy(update={"epochs": max(self.config.epochs, progress.epoch)})
+        replace_text(self.folder.settings, to_json(record.model_dump()))
+        if not self._is_finished():
+            batches = len(self._buckets(self.train_examples, progress.epoch + 1))
+            self._report.start(math.ceil(batches / self.config.accumulate), changes)
+            self._train()
+        elif progress.best_epoch:
+            self._report.already_finished(self._reason_to_stop())
+        else:
+            raise UsageError(
+                f"{self.folder} has no validated checkpoint to end with after {plural(progress.epoch, 'epoch')}; set "
+                f"--epochs to at least {progress.epoch + 1}, or allow more --minutes"
+            )
 
-    def _train_or_save(self) -> None:
+    def _train(self) -> None:
         """Train, or save the state if a signal arrives, and report the end."""
         progress = self.progress
         self._saved = self._counted = time.monotonic()
+        if self._random_state is not None:
+            set_random_state(self._random_state, self.device)
         try:
-            self._train()
+            with Interrupts() as self._interrupts:
+                while not self._reason_to_stop():
+                    if self.train_epoch():
+                        self._finish_epoch(is_whole=True)
+                if not self._is_finished():
+                    self._finish_epoch(is_whole=False)
         except Interrupted as interrupted:
             self._save_state()
-            self._report.end("interrupted", progress, ())
+            self._report.end("interrupted", ())
             where = f"epoch {progress.epoch + 1}, step {progress.step:,}"
             raise Interrupted(
                 interrupted.signal_number,
                 f"interrupted; the run is saved at {where}; run the same command again to resume it",
             ) from None
         checkpoints = [folder for folder in (self.folder.averaged, self.folder.best) if folder.exists()]
-        self._report.end(self._reason_to_stop(), progress, checkpoints)
-
-    def _facts(self) -> RunFacts:
-        return RunFacts(
-            task=self.task.name,
-            model=self.model_config,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-            trained=sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad),
-            examples={"train": len(self.train_examples), "dev": len(self.dev_examples)},
-            steps=math.ceil(len(self._buckets(self.train_examples, self.progress.epoch + 1)) / self.config.accumulate),
-            data_digest=self._digest,
-            details=self._details,
-        )
-
-    def _train(self) -> None:
-        """Train until there is a reason to stop."""
-        while not self._reason_to_stop():
-            if self.train_epoch():
-                self._finish_epoch(is_whole=True)
-        if not self._is_finished():
-            self._finish_epoch(is_whole=False)
+        self._report.end(self._reason_to_stop(), checkpoints)
 
     def _is_finished(self) -> bool:
         """Return True if there is a reason to stop and the last updates are validated."""
@@ -416,13 +369,12 @@ class Trainer:
 
     def _reason_to_stop(self) -> str:
         config, progress = self.config, self.progress
-        if progress.epoch >= config.max_epochs:
+        if progress.epoch >= config.epochs:
             return f"{plural(progress.epoch, 'epoch')} done"
         waited = progress.epoch - progress.best_epoch
         if progress.validated_step == progress.step and waited >= config.patience_epochs:
-            change = "decreased" if config.metric == "loss" else "increased"
-            return f"the {goal_of(config.metric)} has not {change} for {plural(waited, 'epoch')}"
-        return f"{config.max_minutes:g} minutes used" if self._is_out_of_time() else ""
+            return f"the {goal_of(config.metric)} has not improved for {plural(waited, 'epoch')}"
+        return f"{config.minutes:g} minutes used" if self._is_out_of_time() else ""
 
     def _finish_epoch(self, is_whole: bool) -> None:
         """Validate, and write the checkpoints and the log line of an epoch, which is not whole if
@@ -431,8 +383,8 @@ class Trainer:
         The state is written last, so that an interruption in between repeats a part of the epoch.
         """
         progress, epoch = self.progress, self.progress.epoch + 1
-        loss, evaluation, started = None, None, time.monotonic()
-        is_last = not is_whole or epoch == self.config.max_epochs or self._is_out_of_time()
+        loss, evaluation = None, None
+        is_last = not is_whole or epoch == self.config.epochs or self._is_out_of_time()
         if is_last or epoch % self.config.evaluate_epochs == 0:
             is_due = self.config.checkpoint_minutes > 0 and time.monotonic() - self._saved > SAVED_BEFORE_VALIDATION_S
             if is_due:  # the validation and the metrics can take minutes
@@ -441,7 +393,6 @@ class Trainer:
                 loss, evaluation = self.validate(), self.evaluate()
             progress.validated_step = progress.step
         self.observe(epoch)
-        seconds = time.monotonic() - started
         is_best, metric = loss is not None and loss < progress.best_loss, progress.best_metric
         if evaluation is not None and self.config.metric != "loss":
             metric = evaluation.metrics.get(evaluation.name_of(self.config.metric), 0.0)
@@ -449,15 +400,14 @@ class Trainer:
         facts = {"epoch": epoch} if loss is None else {"epoch": epoch, "validation_loss": loss}
         kept = self.config.average_last
         # A run that ends early averages the same share of its epochs.
-        averaged = math.ceil(kept * epoch / self.config.max_epochs)
+        averaged = min(kept, math.ceil(kept * epoch / self.config.epochs))
         if not is_best and (self.config.metric != "loss" or isinstance(self.model, PretrainedModel)):
             averaged = 0  # the averaged weights end with the best epoch
         weights = self.model.merged_weights() if self.config.lora else self.model.state_dict()
         self.folder.write_epoch(self.model_config, weights, facts, kept=kept, averaged=averaged, is_best=is_best)
         if loss is not None and is_best:
             progress.best_loss, progress.best_metric, progress.best_epoch = loss, metric, epoch
-        self._add_time()
-        self._report.epoch(epoch, progress, loss, evaluation, seconds, is_whole)
+        self._report.epoch(loss, evaluation, self._add_time(), is_whole)
         if is_whole:
             progress.finish_epoch()
         self._save_state()

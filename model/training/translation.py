@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.model.architectures.factory import TranslationModel
@@ -52,11 +50,6 @@ def alignment_loss(weights: Tensor, alignment: Tensor) -> Tensor:
     return -(alignment * at_least_float32(weights).clamp_min(smallest).log()).sum()
 
 
-def _sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the lengths of target and source: examples are sorted by the target first."""
-    return lengths[:, ::-1]
-
-
 def count_targets(batch: Batch, pad_id: int) -> int:
     return int((batch.target_output != pad_id).sum())
 
@@ -85,5 +78,5 @@ TRANSLATION: Task[Batch, TranslationModel] = Task(
     count=count_targets,
     training_loss=cross_entropy,
     evaluate=evaluate_translation,
-    sizes=_sizes,
+    sizes=lambda lengths: lengths[:, ::-1],  # examples are sorted by the target first
 )

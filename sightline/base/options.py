@@ -53,7 +53,6 @@ class Shown:
     metavar: str | tuple[str, ...] = ""  # stands for the value, or for each of several
     is_positional: bool = False
     is_repeated: bool = False  # the flag may be given several times
-    alone: str = ""  # value of the flag if none follows it
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,6 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options], names: Col
         else:
             form |= {"nargs": len(value)} if isinstance(value, tuple) else {}
             form |= {"action": "append"} if shown.is_repeated else {}
-            form |= {"nargs": "?", "const": shown.alone} if shown.alone else {}
             target.add_argument(flag, metavar=value, required=field.is_required(), **form)
             usage += [flag, str(value)] if field.is_required() else []
     if names is None:

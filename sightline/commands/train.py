@@ -1,7 +1,7 @@
 """`sightline train`: train a model on files of a user, or write sample data."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -9,13 +9,7 @@ from typing import Annotated, Any, Self
 from annotated_types import Ge
 from pydantic import Field, model_validator
 
-from sightline.base.errors import (
-    EXIT_INTERRUPTED,
-    Interrupted,
-    UsageError,
-    fail,
-    is_out_of_memory,
-)
+from sightline.base.errors import EXIT_INTERRUPTED, Interrupted, UsageError, fail, is_out_of_memory
 from sightline.base.options import Options, Shown, add_options, check, given_flags, parse, read_words
 from sightline.base.parser import Parser
 from sightline.export.training_check import check_tokenizer, read_checkpoint
@@ -23,18 +17,10 @@ from sightline.model.data.formats import PAIR_TASKS
 from sightline.model.data.records import TaskName
 from sightline.model.data.samples import DEFAULT_EXAMPLES, write_sample
 from sightline.model.data.tagged_files import TAGGED
-from sightline.model.training.options import OPTIONS, options_to_toml, read_keys, values_of
+from sightline.model.training.options import OPTIONS, options_to_toml, read_keys
 
 ACTIONS = "sightline.model.train_command"  # needs PyTorch, which `--help` and wrong options do not
-TEXTS = {
-    "translation": "train on pairs of source and target",
-    "classification": "train on texts with labels",
-    "language-model": "train on texts, or dialogues as chat APIs have them",
-    "encoder": "train on texts that belong together, for an embedding model",
-    "reranking": "train a reranker on the same files",
-    "tagging": "train on texts with entities, such as names of persons and places",
-    "sample": "write sample data for a task, to try it or to see the format",
-}
+RESUME = "Run the same command again to resume."
 
 
 class FolderOptions(Options):
@@ -77,17 +63,20 @@ class SampleOptions(Options):
     """seed of the texts"""
 
 
+KINDS: Mapping[Any, type[Options]] = {**OPTIONS, "sample": SampleOptions}
+
+
 def run(parser: Parser, words: Sequence[str]) -> int:
     """Run `sightline train TASK` or `sightline train sample`, and return the exit code."""
     name = words[0] if words else ""
-    if name in TEXTS:
+    if name in KINDS:
         parser.prog += f" {name}"
         return sample(parser, words[1:]) if name == "sample" else train(parser, words[1:], name)
-    parser.description = "Train a model; run the same command again to resume."
+    parser.description = f"Train a model. {RESUME}"
     parser.epilog = "example: sightline train classification data/messages.csv --run runs/messages"
     tasks = parser.add_subparsers(required=True, metavar="TASK")
-    for task, text in TEXTS.items():
-        tasks.add_parser(task, help=text)
+    for task, kind in KINDS.items():
+        tasks.add_parser(task, help=(kind.__doc__ or "").splitlines()[0])
     parser.parse_args(words)  # prints the help or an error
     raise AssertionError("the first word is no task")
 
@@ -97,6 +86,7 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
     task, kind = next((task, kind) for task, kind in OPTIONS.items() if task == name)
     add_options(parser, FolderOptions, FolderOptions.model_fields)
     add_options(parser, kind)
+    parser.description = f"{parser.description}\n\n{RESUME}"
     parser.usage = "%(prog)s DATA --run RUN [OPTION ...]"
     parser.epilog = f"formats of the files of DATA: {formats_of(task)}\n\n{parser.epilog}"
     values = read_words(parser, words)
@@ -111,13 +101,13 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
         check(kind, keys)  # also values that flags override
     except UsageError as error:
         return fail(error)
-    options = values_of(check(kind, keys, flags))
+    options = check(kind, keys, flags)
     if folders.print_config:
-        sys.stdout.write(options_to_toml(task, options))
+        sys.stdout.write(options_to_toml(options))
         return 0
 
     def action() -> None:
-        import_module(ACTIONS).train(task, folders.data, folders.run, options, check_tokenizer, read_checkpoint, teach)
+        import_module(ACTIONS).train(options, folders.data, folders.run, check_tokenizer, read_checkpoint, teach)
 
     return run_training(action)
 

@@ -25,5 +25,5 @@ def test_impossible_fields_are_rejected_in_python_and_in_files(
 
 def test_a_file_without_its_vocabulary_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"config\.json lacks the required fields vocab_size"):
+    with pytest.raises(ValueError, match=r"config\.json lacks the required field vocab_size"):
         read_model_config(tmp_path / "config.json")

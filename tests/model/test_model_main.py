@@ -189,7 +189,7 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "change", "message"),
     [
         ("state.safetensors", lambda whole: whole[: len(whole) // 2], "state.safetensors is damaged"),
-        ("train.json", lambda whole: whole.replace(b'"seed"', b'"sead"'), "has unknown fields: sead; remove them"),
+        ("train.json", lambda whole: whole.replace(b'"seed"', b'"sead"'), "train.json: unknown key sead"),
         ("train.json", lambda whole: whole[:40], "train.json is not valid JSON"),
         ("config.json", lambda whole: b"[]", "config.json must contain a JSON object"),
         ("tokenizer.json", lambda whole: whole[:40], "tokenizer.json is not a tokenizer"),

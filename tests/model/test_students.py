@@ -44,7 +44,9 @@ def train(data: Path, run: Path, *options: str) -> int:
 @pytest.fixture(scope="module")
 def student(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "student"
-    assert train(data, run, "--teacher", TEACHER, "--decoder", "ssru", "--guided-alignment", "--epochs", "20") == 0
+    assert (
+        train(data, run, "--teacher", TEACHER, "--decoder", "ssru", "--guided-alignment", "auto", "--epochs", "20") == 0
+    )
     return run
 
 
@@ -97,7 +99,7 @@ def test_an_exported_student_has_recurrent_units_and_its_guided_head(student: Pa
         (["--teacher", "no/bundle"], "--teacher: "),
         (["--teacher", TEACHER, "--target", "fr"], f"{TEACHER} translates en to de, but the data are en to fr; use"),
         (["--teacher", TEACHER, "--guided-alignment", "x.align"], "x.align aligns the targets of the data, which"),
-        (["--guided-alignment", "x.align"], "missing file x.align; name a file of links with --guided-alignment"),
+        (["--guided-alignment", "x.align"], "x.align is no file; use --guided-alignment auto"),
         (["--from", "RUN", "--decoder", "ssru"], "--decoder cannot be combined with --from, which determines it"),
     ],
 )
@@ -119,7 +121,7 @@ def test_links_beside_the_data_guide_a_head_until_its_weights_are_trained_otherw
 ) -> None:
     links, states = data / "train.align", []
     links.write_text("0-0 1-1\n" * (len(SOURCES) + 1), encoding="utf-8")
-    for run, options in (("run", ["--guided-alignment"]), ("other", ["--from", str(tmp_path / "run")])):
+    for run, options in (("run", ["--guided-alignment", "auto"]), ("other", ["--from", str(tmp_path / "run")])):
         assert train(data, tmp_path / run, *options) == 0
         states.append(json.loads((tmp_path / run / "averaged" / "config.json").read_text())["guided_alignment"])
     assert states == [True, False]

@@ -1,6 +1,5 @@
 """`train TASK` and `evaluate` from the command line, on small data."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -23,8 +22,8 @@ from sightline.model.data.records import TaskName
 from sightline.model.data.samples import write_sample
 from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.evaluation import bleu
+from sightline.model.training.options import read_train_config
 from sightline.model.training.start import OWN_TASKS
-from sightline.model.training.train_config import read_train_config
 from tests.model.pretrained_folders import TEMPLATE, check_here, write_decoder
 
 SMALL = ("--epochs", "1", "--vocab-size", "300", "--threads", "1")
@@ -80,7 +79,7 @@ def test_a_run_has_a_checkpoint_its_options_and_a_record_with_the_metrics_of_dev
     assert record["task"] == task
     assert set(record["data"]) == {"train.jsonl", "dev.jsonl", "test.jsonl"}
     settings = json.loads((run / "train.json").read_text(encoding="utf-8"))
-    assert settings["max_epochs"] == 1 and settings.keys().isdisjoint({"source", "target", "vocab_size"})
+    assert settings["epochs"] == 1 and settings.keys().isdisjoint({"source", "target", "vocab_size"})
     languages = {name: record[name] for name in ("source", "target") if name in record}
     assert languages == ({"source": "en", "target": "de-CH"} if task == "translation" else {})
     assert ("labels" in record, "has_dialogues" in record) == (
@@ -182,7 +181,7 @@ def test_a_limit_of_minutes_shortens_the_warm_up_by_measured_updates(
     before = read_train_config(run / "train.json")
     assert main([*arguments, "--minutes", "0.0006", "--accumulate", "2"]) == 0  # the schedule is kept
     assert "a measurement" not in capsys.readouterr().err
-    assert read_train_config(run / "train.json") == dataclasses.replace(before, max_minutes=0.0006)
+    assert read_train_config(run / "train.json") == before.model_copy(update={"minutes": 0.0006})
 
 
 def test_notes_of_pairs_come_before_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +254,7 @@ def test_a_resumed_run_keeps_its_settings_and_may_be_longer(
     assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), "--epochs", "2"]) == 0
     assert "note: --epochs is 2 instead of 1\n" in capsys.readouterr().err
     after = read_train_config(run / "train.json")
-    assert after.max_epochs == 2
+    assert after.epochs == 2
     commands = json.loads((run / "record.json").read_text(encoding="utf-8"))["command"].splitlines()
     assert len(commands) == 2 and commands[0] == "sightline train a b"  # the card of the model shows both
     assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), "--epochs", "1"]) == 0
@@ -272,15 +271,15 @@ def test_settings_that_depend_on_the_epochs_are_chosen_again_for_another_number(
     run, command = tmp_path / "run", ["train", "classification", str(data / "classification"), "--run"]
     shutil.copytree(runs / "classification", run)
     before = read_train_config(run / "train.json")
-    assert (before.max_epochs, before.average_last, before.patience_epochs) == (1, 1, 5)
+    assert (before.epochs, before.average_last, before.patience_epochs) == (1, 1, 5)
     assert main([*command, str(run), "--epochs", "12"]) == 0
     printed = capsys.readouterr().err
     flags = "--average-last, --evaluate-epochs, --patience-epochs"
     assert f"{flags}: chosen again, for 12 epochs instead of 1\n" in printed
     assert "note: --epochs is 12 instead of 1, --patience-epochs is 6 instead of 5, --average-last is 9" in printed
     after = read_train_config(run / "train.json")
-    length: dict[str, Any] = {"max_epochs": 12, "average_last": 9, "patience_epochs": 6, "evaluate_epochs": 1}
-    assert after == dataclasses.replace(before, **length)  # the warm-up is part of the schedule
+    length: dict[str, Any] = {"epochs": 12, "average_last": 9, "patience_epochs": 6, "evaluate_epochs": 1}
+    assert after == before.model_copy(update=length)  # the warm-up is part of the schedule
     epochs = load_metadata(run / "averaged" / "weights.safetensors")["epochs"]
     assert epochs == list(range(4, 13))
     # A number of epochs that the run has done, and the same number, change nothing.
@@ -323,7 +322,7 @@ def test_a_run_is_fine_tuned(data: Path, runs: Path, tmp_path: Path, capsys: pyt
     arguments = ["train", "classification", str(data / "classification"), "--run", str(run), "--from", str(source)]
     assert main([*arguments, "--epochs", "1", "--threads", "1"]) == 0
     assert "starts from the weights of" in capsys.readouterr().err
-    assert read_train_config(run / "train.json").peak_learning_rate == 3e-4
+    assert read_train_config(run / "train.json").learning_rate == 3e-4
     assert main([*arguments, "--run", str(tmp_path / "other"), "--size", "base"]) == 2
     assert "--size cannot be combined with --from" in capsys.readouterr().err
 
@@ -438,7 +437,7 @@ def test_other_impossible_runs_are_errors_of_one_line(
         assert error.startswith("error: ") and error.count("\n") == 1
         return error
 
-    assert "run of the task encoder, not language-model" in refused(
+    assert 'is for the task "encoder", not language-model' in refused(
         "language-model", chat, "--run", str(runs / "encoder")
     )
     assert "starts from an encoder that others trained" in refused("reranking", str(data / "encoder"), "--run", new)
@@ -460,7 +459,7 @@ def test_other_impossible_runs_are_errors_of_one_line(
     assert main(["train", "encoder", str(data / "translation"), "--run", str(runs / "encoder")]) == 2
     assert "contains a run with other data; choose another folder" in capsys.readouterr().err
     assert main(["train", "language-model", chat, "--run", new, *SMALL, "--batch-tokens", "9"]) == 2
-    assert "--max-length-tokens must be at most --batch-tokens (9), got 192" in capsys.readouterr().err
+    assert "--max-length-tokens: must be at most --batch-tokens (9), got 192" in capsys.readouterr().err
     monkeypatch.setattr("shutil.disk_usage", lambda path: Disk(0, 0, 1000))
     assert main(["train", "language-model", chat, "--run", new, *SMALL]) == 2
     assert "MiB free, but new checkpoints need" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from sightline.model.config import CausalConfig, RecurrentConfig, TransformerCon
 from sightline.model.data.text import read_lines
 from sightline.model.data.tokenizer_training import read_tokenizer, train_tokenizer
 from sightline.model.evaluation.bleu import moses_lines
-from sightline.model.training.train_config import TrainConfig
+from sightline.model.training.options import TrainConfig
 from sightline.model.training.trainer import Trainer
 from sightline.model.training.translation import TRANSLATION
 from tests.support.scored_runs import TEST, write_scores

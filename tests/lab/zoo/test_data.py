@@ -16,7 +16,7 @@ from sightline.model.data.batches import bucket
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines, prompt_tokenizer
 from sightline.model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
-from sightline.model.training.train_config import TrainConfig
+from sightline.model.training.options import TrainConfig
 from sightline.model.training.trainer import Trainer
 
 CONFIG = TrainConfig(batch_tokens=2048, max_length_tokens=1024, label_smoothing=0.0)
@@ -104,7 +104,7 @@ def test_dialogues_of_twenty_turns_fit_the_positions(examples: list[Example]) ->
 
 def test_a_run_learns_and_its_checkpoint_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.zoo.data.DIALOGUES", {"train": (64, 0), "dev": (16, 500_000)})
-    config = TrainConfig(max_epochs=5, batch_tokens=1024, max_length_tokens=1024, warmup_steps=10, average_last=1)
+    config = TrainConfig(epochs=5, batch_tokens=1024, max_length_tokens=1024, warmup_steps=10, average_last=1)
 
     data = read_data(SYSTEMS["chat-baseline"], tmp_path, tmp_path / "run", config, 500)
     model_config = CausalConfig(

@@ -9,7 +9,6 @@ import pytest
 from lab.zoo.systems import COMPARED, GROUPS, PLAN, SMALL_GROUPS, SST2, SYSTEMS, System
 from lab.zoo.training import (
     changed_system,
-    make_config,
     planned_runs,
     run_processes,
     train,
@@ -20,7 +19,7 @@ from sightline.base.errors import UsageError
 from sightline.model.architectures.factory import build_model
 from sightline.model.config import ClassifierConfig, RecurrentConfig, TransformerConfig
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.training.train_config import TrainConfig
+from sightline.model.training.options import TrainConfig, make_config
 from tests.support.tables import read_table
 
 VOCABULARY = 6000
@@ -42,7 +41,7 @@ def num_parameters(name: str) -> int:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_can_start_training(name: str) -> None:
     assert SYSTEMS[name].make_config(VOCABULARY).vocab_size == VOCABULARY
-    assert make_config(SYSTEMS[name], seed=2).seed == 2
+    assert make_config({**SYSTEMS[name].settings, "seed": 2}).seed == 2
 
 
 @pytest.mark.parametrize("name", sorted(COMPARED.keys() - {"post-norm"}))
@@ -73,7 +72,7 @@ def test_a_run_is_trained_and_scored_once(corpus: Path, tmp_path: Path) -> None:
     data = Path(shutil.copytree(corpus, tmp_path / "data"))
     for path in data.glob("test.*"):
         path.rename(path.with_name(path.name.replace("test", TEST_SPLIT, 1)))
-    config = TrainConfig(max_epochs=1, batch_tokens=400, seed=2)
+    config = TrainConfig(epochs=1, batch_tokens=400, seed=2)
     system, run = System("a toy", toy, TOY), tmp_path / "run"
     train_and_score(system, config, data, run)
     written = json.loads((run / "scores.json").read_text(encoding="utf-8"))
@@ -94,7 +93,7 @@ def test_a_classifier_is_scored_by_its_accuracy(tmp_path: Path, toy_sentences: l
         return ClassifierConfig(vocab_size, d_model=16, num_heads=2, d_ff=16)
 
     system = System("a toy", make, TOY, "classification", SST2)
-    train_and_score(system, TrainConfig(max_epochs=1, batch_tokens=400), tmp_path, tmp_path / "run")
+    train_and_score(system, TrainConfig(epochs=1, batch_tokens=400), tmp_path, tmp_path / "run")
     written = json.loads((tmp_path / "run" / "scores.json").read_text(encoding="utf-8"))
     assert (written["split"], written["sentences"]) == ("dev", len(toy_sentences) - 1)
 
@@ -102,9 +101,9 @@ def test_a_classifier_is_scored_by_its_accuracy(tmp_path: Path, toy_sentences: l
 def test_a_file_and_fields_change_a_system(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('vocab_size = 300\nepochs = 1\nbatch_tokens = "auto"\n', encoding="utf-8")
     system = changed_system("fixed-context", tmp_path / "mine.toml", {"cell": "lstm"})
-    model, config = system.make_config(300), make_config(system, 1)
+    model, config = system.make_config(300), make_config(system.settings)
     assert isinstance(model, RecurrentConfig) and (model.cell, model.attention) == ("lstm", "none")
-    assert (config.max_epochs, config.batch_tokens, system.settings["vocab_size"]) == (1, 2000, 300)
+    assert (config.epochs, config.batch_tokens, system.settings["vocab_size"]) == (1, 2000, 300)
     with pytest.raises(UsageError, match="unknown field cells"):
         changed_system("fixed-context", None, {"cells": "lstm"})
 

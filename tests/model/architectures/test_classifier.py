@@ -75,7 +75,7 @@ def test_no_word_is_dropped_after_training() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"word_dropout": 1.0}, "word_dropout must be at least 0 and at most 0.9, got 1.0"),
+        ({"word_dropout": 1.0}, "word_dropout must be less than or equal to 0.9, got 1.0"),
         ({"labels": ("one",)}, "labels must be two or more different strings, got"),
         ({"labels": ("one", "one")}, "labels must be two or more different strings, got"),
         ({"num_heads": 3}, r"d_model must be a multiple of num_heads \(3\), got 16"),

@@ -190,8 +190,8 @@ def test_the_default_sizes_are_the_papers_base_model() -> None:
     [
         ({"num_heads": 3}, "multiple of num_heads"),
         ({"d_model": 7, "num_heads": 1}, "d_model must be even for sinusoidal positions, got 7"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and at most 0.9, got 1.0"),
-        ({"encoder_layers": 0}, "encoder_layers must be between 1 and 1048576, got 0"),
+        ({"dropout": 1.0}, "dropout must be less than or equal to 0.9, got 1.0"),
+        ({"encoder_layers": 0}, "encoder_layers must be greater than or equal to 1, got 0"),
     ],
 )
 def test_impossible_sizes_are_rejected(change: dict[str, Any], message: str) -> None:

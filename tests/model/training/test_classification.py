@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -18,11 +17,11 @@ from sightline.model.data.formats import Reading
 from sightline.model.evaluation.evaluate import evaluate_model
 from sightline.model.evaluation.result import Evaluation
 from sightline.model.training.classification import CLASSIFICATION, class_weights, label_loss
-from sightline.model.training.train_config import Metric, TrainConfig, goal_of
+from sightline.model.training.options import Metric, TrainConfig, goal_of
 from sightline.model.training.trainer import Trainer
 from tests.model.training.toys import read_corpus
 
-TOY = TrainConfig(max_epochs=12, batch_tokens=128, warmup_steps=10, peak_learning_rate=5e-3, average_last=3)
+TOY = TrainConfig(epochs=12, batch_tokens=128, warmup_steps=10, learning_rate=5e-3, average_last=3)
 CPU = torch.device("cpu")
 GOOD, BAD = ("a fine film", "truly moving", "great fun"), ("a dull film", "truly boring", "a waste")
 
@@ -70,9 +69,9 @@ def test_the_trainer_learns_labels_and_its_checkpoints_contain_them(tmp_path: Pa
 
 
 def test_a_run_resumed_after_an_epoch_gives_the_same_weights(tmp_path: Path, reviews: Path) -> None:
-    train(tmp_path / "whole", reviews, dataclasses.replace(TOY, max_epochs=3))
-    train(tmp_path / "broken", reviews, dataclasses.replace(TOY, max_epochs=1))
-    train(tmp_path / "broken", reviews, dataclasses.replace(TOY, max_epochs=3))
+    train(tmp_path / "whole", reviews, TOY.model_copy(update={"epochs": 3}))
+    train(tmp_path / "broken", reviews, TOY.model_copy(update={"epochs": 1}))
+    train(tmp_path / "broken", reviews, TOY.model_copy(update={"epochs": 3}))
     ours, theirs = (load_file(tmp_path / name / "state.safetensors") for name in ("whole", "broken"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -128,15 +127,15 @@ def test_a_metric_determines_the_best_epoch_the_averaged_weights_and_the_end(
 ) -> None:
     run, values = tmp_path / "run", [50.0, 60.0, 55.0, 60.0, 58.0, 70.0]
     monkeypatch.setattr(Trainer, "evaluate", lambda self: Evaluation({name: values[self.progress.epoch], "other": 99}))
-    config = dataclasses.replace(TOY, max_epochs=5, patience_epochs=3, metric=option)
+    config = TOY.model_copy(update={"epochs": 5, "patience_epochs": 3, "metric": option})
     for epochs in (3, 6):  # the best value is part of the state
-        train(run, reviews, dataclasses.replace(config, max_epochs=epochs))
+        train(run, reviews, config.model_copy(update={"epochs": epochs}))
     assert load_metadata(run / "best" / "weights.safetensors")["epoch"] == 2
     assert load_metadata(run / "averaged" / "weights.safetensors")["epochs"] == [1, 2]
     assert json.loads((run / "record.json").read_text(encoding="utf-8"))["result"]["epoch"] == 5
     printed, goal = capsys.readouterr().err, goal_of(option)
-    assert f"finished: the {goal} has not increased for 3 epochs; highest {goal} 60.00 in epoch 2" in printed
-    assert printed.count("(highest)") == 2 and f"{name} 60.00 (highest), other" in printed and "(lowest)" not in printed
+    assert f"finished: the {goal} has not improved for 3 epochs; best {goal} 60.00 in epoch 2" in printed
+    assert printed.count("(best)") == 2 and f"{name} 60.00 (best), other" in printed
 
 
 # Any number of labels

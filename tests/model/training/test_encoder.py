@@ -10,7 +10,7 @@ from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.config import EncoderConfig
 from sightline.model.data.examples import Example, MemoryExamples
 from sightline.model.data.similar_texts import MARK, SCORE_UNIT, decode_similar
-from sightline.model.training.contrastive import ENCODER, SCALE, make_batch, ranking_loss
+from sightline.model.training.similarity import ENCODER, SCALE, make_batch, ranking_loss
 from tests.model.training.toys import toy_trainer
 
 CONFIG = EncoderConfig(40, d_model=16, num_heads=2, d_ff=32, dropout=0.0, max_positions=16)

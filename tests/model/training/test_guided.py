@@ -1,6 +1,5 @@
 """Guided alignment: its loss and its links equal slow computations, and a head learns to align."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,13 +89,13 @@ def reversals(seed: int, count: int) -> list[Example]:
 def trainer(run: Path, links: MemoryExamples | None = None, **changes: Any) -> GuidedTrainer:
     train, tokenizer = MemoryExamples(reversals(1, 60)), train_tokenizer(["a b c"], VOCABULARY)
     data = TrainingData(tokenizer, train, MemoryExamples(reversals(2, 6)), digest="toy")
-    config = dataclasses.replace(CONFIG, peak_learning_rate=1e-2, checkpoint_steps=0, **changes)
+    config = CONFIG.model_copy(update={"learning_rate": 1e-2, "checkpoint_steps": 0, **changes})
     return GuidedTrainer(run, config, TRANSLATION, data, MODEL, links=links, device=torch.device("cpu"))
 
 
 def test_a_head_learns_the_links_of_a_file(tmp_path: Path) -> None:
     links = [(list(range(len(ids) - 1)), list(range(len(ids) - 1))[::-1]) for ids, _ in reversals(1, 60)]
-    own = trainer(tmp_path / "run", MemoryExamples(links), max_epochs=12)
+    own = trainer(tmp_path / "run", MemoryExamples(links), epochs=12)
     for _ in range(12):
         own.train_epoch()
         own.progress.finish_epoch()
@@ -111,9 +110,9 @@ def test_a_resumed_run_has_the_same_links_and_checkpoints_state_a_guided_head_fr
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, states = tmp_path / "run", []
-    trainer(tmp_path / "unbroken", max_epochs=3).fit()  # after 7 of 18 updates
+    trainer(tmp_path / "unbroken", epochs=3).fit()  # after 7 of 18 updates
     for number in range(3):
-        part = trainer(run, max_epochs=3)
+        part = trainer(run, epochs=3)
         part.train_epoch()
         part._finish_epoch(is_whole=True)
         config = read_model_config(run / "averaged" / "config.json")
@@ -122,5 +121,5 @@ def test_a_resumed_run_has_the_same_links_and_checkpoints_state_a_guided_head_fr
             monkeypatch.setattr(guided, "find_links", None)
     assert states == [False, True, True]
     assert_same_run(tmp_path / "unbroken", run)
-    assert trainer(run, max_epochs=9)._first_phase == 7  # as before
-    assert trainer(run, max_epochs=9)._first_phase == 7  # stays if the run becomes longer
+    assert trainer(run, epochs=9)._first_phase == 7  # as before
+    assert trainer(run, epochs=9)._first_phase == 7  # stays if the run becomes longer

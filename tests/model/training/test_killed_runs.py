@@ -200,7 +200,7 @@ def test_ignored_signals_stay_ignored(tmp_path: Path, monkeypatch: pytest.Monkey
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     monkeypatch.setattr(Trainer, "update", ignoring)
     try:
-        toy_trainer("translation", tmp_path / "run", max_epochs=1).fit()
+        toy_trainer("translation", tmp_path / "run", epochs=1).fit()
     finally:
         signal.signal(signal.SIGINT, previous)
     assert load_metadata(tmp_path / "run" / "state.safetensors")["epoch"] == 1

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.config import ClassifierConfig
 from sightline.model.data.examples import Example, MemoryExamples
-from sightline.model.training.log_ratios import SCALE, embed_log_ratios, log_ratios
+from sightline.model.training.classification import RATIO_SCALE, embed_log_ratios, log_ratios
 
 # Token 5 is in both texts of label 1 and twice in one of the two of label 0, 6 in one of label 1,
 # and 7 in none.
@@ -36,7 +36,7 @@ def test_two_labels_take_one_column_with_the_ratio_of_one_of_them() -> None:
     embed_log_ratios(model, MemoryExamples(TEXTS))
     after = model.embedding.weight.detach()
     assert_close(after[:, :-1], before[:, :-1])
-    features = after[:, -1] * CONFIG.d_model**0.5 / SCALE
+    features = after[:, -1] * CONFIG.d_model**0.5 / RATIO_SCALE
     ratios = log_ratios(MemoryExamples(TEXTS), 8, 2)[:, 1]
     assert_close(features * features[6].sign(), ratios)
 
@@ -55,7 +55,7 @@ def test_columns_keep_the_ratios_of_all_labels_as_well_as_their_number_allows(
     embed_log_ratios(model, MemoryExamples(texts))
     after = model.embedding.weight.detach()
     assert_close(after[:, :-columns], before[:, :-columns])
-    features = after[:, -columns:] * config.d_model**0.5 / SCALE * (labels / columns) ** 0.5
+    features = after[:, -columns:] * config.d_model**0.5 / RATIO_SCALE * (labels / columns) ** 0.5
     ratios = log_ratios(MemoryExamples(texts), 60, labels)
     # The best approximation of a rank has the error of the other singular values.
     rest = torch.linalg.svdvals(ratios)[columns:].square().sum()

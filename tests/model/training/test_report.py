@@ -1,6 +1,5 @@
 """Messages, log, record and curve of a run."""
 
-import io
 import json
 import re
 import xml.etree.ElementTree
@@ -11,60 +10,36 @@ import pytest
 import torch
 
 from sightline.model.training.curve import draw_curve
-from sightline.model.training.display import MEASURED_STEPS, Display, Estimate, UpdateFacts, duration, minutes
 from sightline.model.training.folder import read_log
-from sightline.model.training.run_record import differences
+from sightline.model.training.options import read_train_config
+from sightline.model.training.run_report import MEASURED_STEPS, Estimate, differences, duration
 from sightline.model.training.task import Evaluation
-from sightline.model.training.train_config import read_train_config
 from tests.model.training.toys import toy_trainer
 
-STEP = UpdateFacts(epoch=1, step=1234, loss=2.5, rate=1.5e-3, tokens=400, seconds_left=90.0)
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_file_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("sightline.model.training.display.time.monotonic", lambda: now[0])
-    stream = io.StringIO()
-    display = Display(24, stream=stream)
-    display.start_epoch(1, num_steps=512, done=0)
+def test_a_line_every_few_seconds_has_the_speed_and_the_time_that_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = toy_trainer("translation", tmp_path, epochs=24, minutes=1.5)._report
     for _ in range(20):  # at two steps a second
-        now[0] += 0.5
-        display.update(STEP)
-    display.end_epoch()
-    lines = stream.getvalue().splitlines()
-    assert lines == ["epoch 1 of 24, step 1,234: loss 2.500, rate 1.5e-03, 800 tokens/s, 90 s left"] * 2
-
-
-def test_a_terminal_gets_a_bar_and_lines_above_it() -> None:
-    stream = Terminal()
-    display = Display(24, stream=stream)
-    display.start_epoch(3, num_steps=512, done=511)
-    display.update(STEP)
-    display.line("a message")
-    display.end_epoch()
-    assert "epoch 3 of 24: 100%" in stream.getvalue()
-    assert "512/512" in stream.getvalue()
-    assert "a message\n" in stream.getvalue()
+        report.step(num_steps=512, tokens=400, rate=1.5e-3, seconds=0.5)
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("expected: ")]
+    assert lines == ["epoch 1 of 24, step 0: loss 0.000, rate 1.5e-03, 800 tokens/s, 90 s left"] * 2
 
 
 def test_the_time_left_follows_from_measured_steps_and_validations() -> None:
     estimate = Estimate()
     estimate.add(100.0)  # the first step prepares much that the others use
     for number in range(MEASURED_STEPS):
-        assert estimate.seconds_left(10, 1, None) is None
+        assert estimate.step_seconds is None
         estimate.add(1.0 + number % 2)
     mean = sum(1.0 + number % 2 for number in range(MEASURED_STEPS)) / MEASURED_STEPS
     assert estimate.is_first
-    assert estimate.seconds_left(10, 1, None) == pytest.approx(10 * mean)
-    estimate.validation_seconds = 6.0
-    assert estimate.seconds_left(10, 2, None) == pytest.approx(10 * mean + 12)
-    assert estimate.seconds_left(10, 2, limit=5.0) == 5.0
+    assert estimate.step_seconds == pytest.approx(mean)
+    estimate.add(6.0, steps=0)
+    assert estimate.step_seconds == pytest.approx(mean + 6.0 / MEASURED_STEPS)
     estimate.add(1.0)
     assert not estimate.is_first
 
@@ -80,16 +55,15 @@ def test_a_run_says_what_it_does_and_how_good_it_is(tmp_path: Path, capsys: pyte
     first, *lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("expected: ")]
     assert re.fullmatch(
         r"training translation on 30 examples, with 6 for validation: transformer model with 9,312 parameters; at most "
-        r"2 epochs of \d steps; float32 on cpu, threads: 1; weights and optimizer take 0 MB; the minutes expected "
-        r"follow after 6 steps",
+        r"2 epochs of \d steps; float32 on cpu, threads: 1; weights and optimizer take 0 MB",
         first,
     )
     assert re.fullmatch(
-        r"epoch 1 of 2: train loss \d\.\d{4}, dev loss \d\.\d{4} \(lowest\), BLEU 20.50, chrF 40.00; \d+ s", lines[0]
+        r"epoch 1 of 2: train loss \d\.\d{4}, dev loss \d\.\d{4} \(best\), BLEU 20.50, chrF 40.00; \d+ s", lines[0]
     )
     assert lines[1] == "  a → b"
     assert "BLEU 31.25" in lines[2]
-    assert lines[-1].startswith("finished: 2 epochs done, but the dev loss was still decreasing: train longer; lowest ")
+    assert lines[-1].startswith("finished: 2 epochs done, but the dev loss was still improving: train longer; best ")
     assert lines[-1].endswith(f"checkpoints: {tmp_path / 'averaged'} and {tmp_path / 'best'}")
     rows = read_log(tmp_path)
     assert rows[2]["metrics"] == {"BLEU": 31.25, "chrF": 50.0}
@@ -99,14 +73,11 @@ def test_a_run_says_what_it_does_and_how_good_it_is(tmp_path: Path, capsys: pyte
 def test_the_minutes_of_the_run_are_estimated_after_some_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, batch_tokens, joint in (("many", 32, "plus the time of 2 validations"), ("few", 96, "and 1 validation")):
+    for name, batch_tokens in (("many", 32), ("few", 96)):
         toy_trainer("translation", tmp_path / name, batch_tokens=batch_tokens).fit()
-        first, *lines = capsys.readouterr().err.splitlines()
-        assert first.endswith("; the minutes expected follow after 6 steps")
-        (line,) = [line for line in lines if line.startswith("expected: ")]
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("expected: ")]
         assert re.fullmatch(
-            rf"expected: less than 1 minute for at most \d+ more steps? of [\d.e-]+ s, {joint}; [\d,]+ MB of memory "
-            "are in use",
+            r"expected: \d+ s for at most \d+ more steps? of [\d.e-]+ s; [\d,]+ MB of memory are in use",
             line,
         )
     capsys.readouterr()
@@ -114,15 +85,8 @@ def test_the_minutes_of_the_run_are_estimated_after_some_steps(
     assert "expected" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(3, "less than 1 minute"), (60, "1 minute"), (150, "2 minutes"), (12_000, "200 minutes")]
-)
-def test_expected_minutes_are_rounded(seconds: float, text: str) -> None:
-    assert minutes(seconds) == text
-
-
 def test_a_run_that_resumes_or_has_finished_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    toy_trainer("translation", tmp_path, max_epochs=1).fit()
+    toy_trainer("translation", tmp_path, epochs=1).fit()
     capsys.readouterr()
     trainer = toy_trainer("translation", tmp_path, patience_epochs=7)
     step = trainer.progress.step
@@ -130,29 +94,29 @@ def test_a_run_that_resumes_or_has_finished_says_so(tmp_path: Path, capsys: pyte
     lines = capsys.readouterr().err.splitlines()
     assert lines[1:3] == [
         f"resuming at epoch 2, step {step:,}",
-        "note: max_epochs is 2 instead of 1, patience_epochs is 7 instead of 15",
+        "note: --epochs is 2 instead of 1, --patience-epochs is 7 instead of 15",
     ]
     toy_trainer("translation", tmp_path).fit()
     assert capsys.readouterr().err == (
-        f"{tmp_path} has already finished: 2 epochs done; to train longer, increase max_epochs, "
-        "patience_epochs, max_minutes\n"
+        f"{tmp_path} has already finished: 2 epochs done; to train longer, increase --epochs, "
+        "--patience-epochs, --minutes\n"
     )
 
 
 def test_the_record_has_data_versions_commands_and_results(tmp_path: Path) -> None:
-    trainer = toy_trainer("classification", tmp_path, max_epochs=1)
+    trainer = toy_trainer("classification", tmp_path, epochs=1)
     assert not (tmp_path / "record.json").exists()
-    trainer._details = {"data": {"train.tsv": "1f"}}
+    trainer._report._record["data"] = {"train.tsv": "1f"}
     trainer.fit()
     path = tmp_path / "record.json"
     fields = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(fields | {"config": {}, "seed": 1}), encoding="utf-8")  # of an earlier version
-    toy_trainer("classification", tmp_path, max_epochs=2).fit()
+    toy_trainer("classification", tmp_path, epochs=2).fit()
     record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
     assert (record["task"], record["data_digest"]) == ("classification", "toy")
     assert record["data"] == {"train.tsv": "1f"}
     assert record["examples"] == {"train": 30, "dev": 6}
-    assert read_train_config(tmp_path / "train.json").max_epochs == 2
+    assert read_train_config(tmp_path / "train.json").epochs == 2
     assert record.keys().isdisjoint({"training", "config", "model", "seed"})  # which have files of their own
     first, second = record["starts"]
     assert first["versions"]["torch"] == str(torch.__version__)
@@ -161,7 +125,7 @@ def test_the_record_has_data_versions_commands_and_results(tmp_path: Path) -> No
     assert "python" in first["command"]
     assert first["commit"] is None or re.fullmatch("[0-9a-f]{40}(-dirty)?", first["commit"])
     assert (first["epoch"], first["end"]) == (1, "1 epoch done")
-    assert second["changes"] == {"max_epochs": [1, 2]}
+    assert second["changes"] == {"epochs": [1, 2]}
     assert first["time"] <= first["end_time"] <= second["time"] <= second["end_time"]
     assert record["result"]["epoch"] == 2
     assert record["result"]["last_epoch"] == read_log(tmp_path)[2]
@@ -170,7 +134,7 @@ def test_the_record_has_data_versions_commands_and_results(tmp_path: Path) -> No
 def test_a_run_that_continues_on_other_threads_says_that_its_bits_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    toy_trainer("classification", tmp_path, max_epochs=1).fit()
+    toy_trainer("classification", tmp_path, epochs=1).fit()
     try:
         toy_trainer("classification", tmp_path, threads=2).fit()
     finally:
@@ -193,7 +157,7 @@ def test_differences_of_environments_are_named() -> None:
 
 
 def test_a_damaged_record_is_an_error_before_the_training(tmp_path: Path) -> None:
-    toy_trainer("classification", tmp_path, max_epochs=1).fit()
+    toy_trainer("classification", tmp_path, epochs=1).fit()
     (tmp_path / "record.json").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match=r"record\.json is not valid JSON"):
         toy_trainer("classification", tmp_path)

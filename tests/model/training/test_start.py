@@ -26,14 +26,7 @@ from sightline.model.config import ClassifierConfig, PretrainedConfig, model_con
 from sightline.model.data.chat_template import read_chat_template
 from sightline.model.data.tokenizer_training import check_tokenizer
 from sightline.model.training.start import Start, start_from
-from tests.model.pretrained_folders import (
-    TEMPLATE,
-    begin,
-    check_here,
-    write_decoder,
-    write_encoder,
-    write_translator,
-)
+from tests.model.pretrained_folders import TEMPLATE, begin, check_here, write_decoder, write_encoder, write_translator
 from tests.support.tables import read_table
 from tests.zoo.folders import modules
 from tests.zoo.models import edit_config
@@ -212,7 +205,7 @@ def test_known_labels_keep_their_rows_and_new_ones_get_a_new_layer(tmp_path: Pat
     assert torch.equal(head.bias, reference["classifier.bias"][[3, 0]])
     for labels in (["LABEL_3", "other"], [*"abcde"]):
         start, model = begin(folder, "classification", labels)
-        assert start.notes[-1] == f"the output layer is new, for the labels {', '.join(labels)}"
+        assert start.note == f"; the output layer is new, for the labels {', '.join(labels)}"
         head = model.module.classifier
         assert len(head.weight) == len(labels) and head.weight.abs().max() < 0.1 and not head.bias.any()
         pooler = model.module.bert.pooler.dense
@@ -256,7 +249,7 @@ def test_a_run_starts_from_the_averaged_weights_of_another(run: Path, tokenizer_
     assert torch.equal(model.embedding.weight, before["embedding.weight"])
     assert torch.equal(model.output.weight, before["output.weight"][[1, 0, 2]])
     assert start.tokenizer.to_str() == load_model(run / "averaged")[1].to_str()
-    assert start.notes == (f"starts from the weights of {run / 'averaged'}",)
+    assert start.note == ""
     start, model = continued(run / "averaged", ["ham", "spam"])
     assert model.output.weight.shape == (2, 16)
     assert torch.equal(model.embedding.weight, before["embedding.weight"])
@@ -267,7 +260,7 @@ def test_a_run_of_a_pretrained_model_is_continued(tmp_path: Path) -> None:
     first, model = begin(tmp_path / "from", "classification", NAMES)
     saved = save(tmp_path / "from", first, model, "classification", tmp_path / "run")
     second, continued = begin(saved, "classification", NAMES)
-    assert second.notes == (f"starts from the weights of {saved} (bert)",)
+    assert second.note == ""
     assert all(torch.equal(one, model.state_dict()[name]) for name, one in continued.state_dict().items())
 
 

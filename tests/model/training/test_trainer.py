@@ -17,14 +17,14 @@ from sightline.model.config import TransformerConfig
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
 from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.training.folder import RunFolder, read_log
-from sightline.model.training.train_config import TrainConfig, read_train_config
+from sightline.model.training.options import TrainConfig, read_train_config
 from sightline.model.training.trainer import Trainer, inverse_sqrt_rate
 from sightline.model.training.translation import TRANSLATION
 from tests.model.training.toys import CONFIG, TOYS, VOCABULARY, assert_same_run, read_corpus, toy_trainer
 
 MakeConfig = Callable[[int], TransformerConfig]
 Train = Callable[..., Trainer]
-TOY = TrainConfig(max_epochs=3, batch_tokens=256, warmup_steps=20, average_last=2)
+TOY = TrainConfig(epochs=3, batch_tokens=256, warmup_steps=20, average_last=2)
 TINY = 1e-30  # a rate that changes no weight
 CPU = torch.device("cpu")
 
@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def make(run: Path, corpus: Path, toy_config: MakeConfig) -> Train:
     """Return a function that makes the trainer of `run`; its arguments are changes of `TOY`."""
-    return lambda **changes: make_trainer(run, corpus, toy_config, dataclasses.replace(TOY, **changes))
+    return lambda **changes: make_trainer(run, corpus, toy_config, TOY.model_copy(update=changes))
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_run_in_bfloat16_learns_as_well_and_keeps_float32_weights(train: Train
 def test_a_resumed_run_gives_the_same_weights(
     train: Train, run: Path, unbroken: Path, is_within_an_epoch: bool
 ) -> None:
-    trainer = train(max_epochs=2)
+    trainer = train(epochs=2)
     if is_within_an_epoch:
         trainer.train_epoch()  # and nothing of it is written
     train()
@@ -113,22 +113,22 @@ def test_a_resumed_run_gives_the_same_weights(
 
 
 def test_another_seed_gives_other_weights(train: Train, unbroken: Path) -> None:
-    other = train(seed=2, max_epochs=1)
+    other = train(seed=2, epochs=1)
     first = load_file(unbroken / "state.safetensors")["model.embedding.weight"]
     assert not torch.equal(other.model.embedding.weight, first)
 
 
 def test_training_stops_when_the_validation_loss_no_longer_improves(train: Train) -> None:
     # If weights do not change, nothing improves after the first epoch.
-    changes: dict[str, Any] = {"peak_learning_rate": TINY, "patience_epochs": 2, "max_epochs": 50}
+    changes: dict[str, Any] = {"learning_rate": TINY, "patience_epochs": 2, "epochs": 50}
     trainer = train(**changes)
     assert (trainer.progress.best_epoch, trainer.progress.epoch) == (1, 3)
     assert train(**changes).progress.epoch == 3
 
 
 def test_other_settings_for_an_existing_run_are_rejected_by_name(train: Train, make: Train) -> None:
-    train(max_epochs=1)
-    with pytest.raises(ValueError, match="contains a run with other values of label_smoothing, seed; choose"):
+    train(epochs=1)
+    with pytest.raises(ValueError, match="contains a run with other values of --label-smoothing, --seed; choose"):
         make(seed=9, label_smoothing=0.2)
 
 
@@ -137,14 +137,14 @@ def test_other_data_for_an_existing_run_are_rejected(
     make: Train, run: Path, tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
 ) -> None:
     """Test it also for a run that was killed in its first epoch."""
-    trainer = make(max_epochs=1)
+    trainer = make(epochs=1)
     if epochs:
         trainer.fit()
     data = Path(shutil.copytree(corpus, tmp_path / "data"))
     path = data / "train.de"
     path.write_text(path.read_text(encoding="utf-8").replace("M", "N"), encoding="utf-8")
     with pytest.raises(ValueError, match="contains a run with other data; choose"):
-        make_trainer(run, data, toy_config, dataclasses.replace(TOY, max_epochs=1))
+        make_trainer(run, data, toy_config, TOY.model_copy(update={"epochs": 1}))
 
 
 def test_a_kill_after_the_log_repeats_the_epoch_and_its_line(
@@ -153,12 +153,12 @@ def test_a_kill_after_the_log_repeats_the_epoch_and_its_line(
     def kill(trainer: Trainer) -> None:
         raise KeyboardInterrupt
 
-    trainer = make(max_epochs=1)
+    trainer = make(epochs=1)
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "_save_state", kill)
         with pytest.raises(KeyboardInterrupt):
             trainer.fit()
-    train(max_epochs=1)
+    train(epochs=1)
     assert len((run / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 2
     assert list(read_log(run)) == [1]
 
@@ -185,7 +185,7 @@ def test_the_loss_of_a_batch_counts_each_real_token_once_with_any_padding(make: 
 def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_norm(
     make: Train, clip_norm: float
 ) -> None:
-    trainer = make(clip_norm=clip_norm, peak_learning_rate=TINY)
+    trainer = make(clip_norm=clip_norm, learning_rate=TINY)
     trainer.model.eval()  # without dropout and changes of weights, the loss can be computed again
     batch = next(trainer.batches(trainer.train_examples, epoch=1))
     trainer.progress.step = 1
@@ -207,7 +207,7 @@ def test_a_run_that_cannot_start_does_not_lock_the_folder(
     with pytest.raises(ValueError, match="vocab_size must be at least 259"):
         make_trainer(run, corpus, toy_config, vocab_size=100)
     with pytest.raises(ValueError, match="missing file train"):
-        make_trainer(run, tmp_path, toy_config, dataclasses.replace(TOY, precision="bfloat16"))
+        make_trainer(run, tmp_path, toy_config, TOY.model_copy(update={"precision": "bfloat16"}))
     train()
     assert_same_run(unbroken, run)
 
@@ -240,11 +240,11 @@ def test_an_example_that_the_model_cannot_read_is_rejected_before_a_run_starts(
         with (long / f"train.{side}").open("a", encoding="utf-8") as file:
             file.write("A dog of many colours and names, of which nobody knows all.\n")
     with pytest.raises(
-        ValueError, match=r"train has \d+ tokens, but max_positions of the model is 40; set max_length_tokens to 40"
+        ValueError, match=r"train has \d+ tokens, but max_positions of the model is 40; set --max-length-tokens to 40"
     ):
         make_trainer(run, long, short)
     assert not (run / "train.json").exists()
-    make_trainer(run, long, short, dataclasses.replace(TOY, max_length_tokens=40, max_epochs=1)).fit()
+    make_trainer(run, long, short, TOY.model_copy(update={"max_length_tokens": 40, "epochs": 1})).fit()
 
 
 def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_rejected(
@@ -259,14 +259,14 @@ def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_rejected(
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_nan_loss_ends_the_run_which_keeps_its_last_state(make: Train, train: Train, run: Path, epochs: int) -> None:
     """Training must stop instead of writing weights that are NaN."""
-    trainer = make(max_epochs=2)
+    trainer = make(epochs=2)
     if epochs:
-        train(max_epochs=1)
-        trainer = make(max_epochs=2)
+        train(epochs=1)
+        trainer = make(epochs=2)
     before = (run / "state.safetensors").read_bytes()
     with torch.no_grad():
         trainer.model.embedding.weight[5] = math.nan
-    with pytest.raises(ValueError, match=r"loss is nan after update \d+: the training diverged; .* peak_learning_rate"):
+    with pytest.raises(ValueError, match=r"loss is nan after update \d+: the training diverged; .* --learning-rate"):
         trainer.fit()
     assert (run / "state.safetensors").read_bytes() == before
     assert len(list((run / "epochs").glob("*"))) == epochs
@@ -287,25 +287,13 @@ def test_a_nan_validation_loss_is_not_written(train: Train, run: Path, monkeypat
 
 
 def test_the_record_says_how_long_the_run_is(train: Train, run: Path) -> None:
-    """train.json records the current max_epochs, not the first one."""
+    """train.json records the current epochs, not the first one."""
     recorded = []
-    for max_epochs in (1, 3, 2):
-        train(max_epochs=max_epochs)
+    for epochs in (1, 3, 2):
+        train(epochs=epochs)
         recorded.append(read_train_config(run / "train.json"))
-    assert [config.max_epochs for config in recorded] == [1, 3, 3]
-    assert recorded[1] == dataclasses.replace(TOY, max_epochs=3)
-
-
-def test_a_run_that_another_trainer_has_taken_further_is_not_trained_twice(
-    make: Train, train: Train, run: Path
-) -> None:
-    late = make()
-    train()
-    before = (run / "log.jsonl").read_bytes()
-    message = r"another process has continued the run in .*run; run the command again to resume it"
-    with pytest.raises(ValueError, match=message):
-        late.fit()
-    assert (run / "log.jsonl").read_bytes() == before
+    assert [config.epochs for config in recorded] == [1, 3, 3]
+    assert recorded[1] == TOY.model_copy(update={"epochs": 3})
 
 
 @pytest.fixture
@@ -319,7 +307,7 @@ def limit_file_size() -> Iterator[Callable[[int], None]]:
 def test_a_full_disk_leaves_a_run_that_resumes_to_the_same_weights(
     train: Train, run: Path, unbroken: Path, limit_file_size: Callable[[int], None]
 ) -> None:
-    train(max_epochs=1)
+    train(epochs=1)
 
     def files() -> dict[Path, bytes]:
         """Return the files without those that the start of a command writes."""
@@ -352,7 +340,7 @@ def test_a_full_disk_leaves_no_part_of_a_line_in_the_log(
 def test_a_truncated_state_is_rejected_with_its_name(make: Train, run: Path, unbroken: Path, kept: float) -> None:
     state = Path(shutil.copytree(unbroken, run)) / "state.safetensors"
     state.write_bytes(state.read_bytes()[: int(kept * state.stat().st_size)])
-    message = r"state\.safetensors is damaged or truncated: .*; the run cannot be resumed, choose another"
+    message = r"state\.safetensors cannot be resumed \(.* is damaged or truncated: .*\); choose another folder"
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -360,7 +348,7 @@ def test_a_truncated_state_is_rejected_with_its_name(make: Train, run: Path, unb
 def test_the_state_of_another_model_is_rejected_with_its_name(make: Train, run: Path, unbroken: Path) -> None:
     shutil.copytree(unbroken, run)
     shutil.copyfile(run / "epochs" / "0003.safetensors", run / "state.safetensors")
-    with pytest.raises(ValueError, match=r"state\.safetensors does not match this model .*Missing key.*choose"):
+    with pytest.raises(ValueError, match=r"state\.safetensors cannot be resumed .*Missing key.*choose"):
         make()
 
 
@@ -380,9 +368,9 @@ PAIR: Example = ([5, 2], [6, 7, 2])
 def test_a_dev_set_whose_loss_is_always_0_is_rejected(
     run: Path, task: str, dev: list[Example], changes: dict[str, Any]
 ) -> None:
-    config, toy = dataclasses.replace(CONFIG, **changes), TOYS[task]
+    config, toy = CONFIG.model_copy(update=changes), TOYS[task]
     data = TrainingData(train_tokenizer(["a b c"], VOCABULARY), toy.examples(1, 30), MemoryExamples(dev), digest="toy")
-    with pytest.raises(UsageError, match=r"dev has no loss: .* add examples of dev, or increase batch_tokens"):
+    with pytest.raises(UsageError, match=r"dev has no loss: .* add examples of dev, or increase --batch-tokens"):
         Trainer(run, config, toy.task, data, toy.model, CPU)
     assert not run.exists()
 

@@ -33,16 +33,16 @@ from sightline.model.data.records import PairRecord, Record, TaskName
 from sightline.model.data.tags import NO_TAG
 from sightline.model.data.tokenizer_training import read_tokenizer, train_tokenizer
 from sightline.model.training.classification import CLASSIFICATION, TAGGING
-from sightline.model.training.contrastive import ENCODER
 from sightline.model.training.language_model import LANGUAGE_MODEL
+from sightline.model.training.options import TrainConfig
+from sightline.model.training.similarity import ENCODER
 from sightline.model.training.task import Evaluation, Task
-from sightline.model.training.train_config import TrainConfig
 from sightline.model.training.trainer import Trainer
 from sightline.model.training.translation import TRANSLATION
 
 VOCABULARY, LONGEST = 300, 12
 CONFIG = TrainConfig(
-    max_epochs=2, batch_tokens=64, max_length_tokens=32, warmup_steps=10, average_last=2, checkpoint_steps=1, threads=1
+    epochs=2, batch_tokens=64, max_length_tokens=32, warmup_steps=10, average_last=2, checkpoint_steps=1, threads=1
 )
 
 
@@ -103,7 +103,7 @@ def toy_trainer(
         dropout: dropout of the model; with 0, a classifier drops no words either.
         changes: settings that differ from `CONFIG`.
     """
-    toy, config = TOYS[name], dataclasses.replace(CONFIG, **changes)
+    toy, config = TOYS[name], CONFIG.model_copy(update=changes)
     records: Sequence[Record] = [PairRecord("a", "b")] if metric else []
     task = dataclasses.replace(toy.task, evaluate=(lambda *_: metric()) if metric else None)
     tokenizer = train_tokenizer(["a b c"], VOCABULARY)

@@ -1,27 +1,34 @@
-"""Encoder task: vectors by which a text finds the other text of its pair.
+"""Tasks of texts that belong together: encoder and reranking.
 
-The loss is multiple negatives ranking (Henderson et al. 2017, "Efficient Natural Language Response
-Suggestion for Smart Reply", section 4.4): each source is compared with the targets of all pairs of
-its batch and with all negatives, and each target with all sources. Pairs with scores have the loss
-CoSENT, which sentence-transformers recommends for them: cosines of pairs with a larger score should
-be larger. Shapes use B pairs, N negatives, S and T tokens, M width of the model.
+An encoder computes vectors by which a text finds the other text of its pair. The loss is multiple
+negatives ranking (Henderson et al. 2017, "Efficient Natural Language Response Suggestion for Smart
+Reply", section 4.4): each source is compared with the targets of all pairs of its batch and with
+all negatives, and each target with all sources. Pairs with scores have the loss CoSENT, which
+sentence-transformers recommends for them: cosines of pairs with a larger score should be larger.
+
+A reranker reads a query and a document together, and predicts their score. Its loss is the binary
+cross-entropy of the score (Nogueira and Cho 2019, "Passage Re-ranking with BERT"), which may also
+be between 0 and 1.
+
+Shapes use B pairs, N negatives, S and T tokens, M width of the model.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from sightline.model.architectures.encoder import TextEncoder
+from sightline.model.architectures.pretrained import PretrainedReranker
 from sightline.model.config import ArchitectureConfig
-from sightline.model.data.batches import TensorBatch, pad
+from sightline.model.data.batches import LabelledBatch, TensorBatch, pad
 from sightline.model.data.examples import Example
-from sightline.model.data.similar_texts import decode_similar, longest_text
+from sightline.model.data.similar_texts import SCORE_UNIT, decode_similar, longest_text
+from sightline.model.evaluation.ranking import evaluate_reranking
 from sightline.model.evaluation.retrieval import evaluate_encoder
+from sightline.model.training.classification import count_texts, label_loss
 from sightline.model.training.task import Task
 
 SCALE = 20.0  # by which cosines are multiplied, as in sentence-transformers
@@ -63,8 +70,8 @@ def make_batch(examples: Sequence[Example], config: ArchitectureConfig) -> PairB
 
 def ranking_loss(model: TextEncoder, batch: PairBatch, smoothing: float = 0.0) -> Tensor:
     """Return the sum over pairs of the mean cross-entropy of both directions, in nats, or
-    `score_loss` of pairs with scores. Smoothing is
-    ignored, because the softmax is over the texts of a batch and not over labels.
+    `score_loss` of pairs with scores. Smoothing is ignored, because the softmax is over the texts
+    of a batch and not over labels.
     """
     sources = model(batch.source, batch.source_lengths)  # (B, M)
     targets = model(batch.target, batch.target_lengths)
@@ -106,17 +113,28 @@ def count_pairs(batch: PairBatch, pad_id: int) -> int:
     return int((is_negative[:, columns].any(dim=0) | is_negative.any(dim=1)).sum())
 
 
-def sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the lengths of both texts."""
-    return lengths
-
-
 ENCODER: Task[PairBatch, TextEncoder] = Task(
     name="encoder",
     make_batch=make_batch,
     count=count_pairs,
     training_loss=ranking_loss,
     evaluate=evaluate_encoder,
-    sizes=sizes,
+    sizes=lambda lengths: lengths,  # of both texts
     longest=longest_text,
+)
+
+
+def make_scored_batch(examples: Sequence[Example], config: ArchitectureConfig) -> LabelledBatch:
+    """Return a batch of pairs, whose labels (B,) are their scores."""
+    sources = [source for source, _ in examples]
+    scores = torch.tensor([score / SCORE_UNIT for _, (score,) in examples])
+    return LabelledBatch(pad(sources, config.pad_id), torch.tensor(list(map(len, sources))), scores)
+
+
+RERANKING: Task[LabelledBatch, PretrainedReranker] = Task(
+    name="reranking",
+    make_batch=make_scored_batch,
+    count=count_texts,
+    training_loss=label_loss,
+    evaluate=evaluate_reranking,
 )
