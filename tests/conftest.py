@@ -30,17 +30,23 @@ TOY_SENTENCES = (
 
 
 # Files that take longest. They start first, so that no process runs one while the others are idle.
+# Those that wait for processes alternate with those that compute.
 LONGEST = (
-    "tests/export/test_families.py",
-    "tests/service/test_main.py",
     "tests/service/workers/test_workers.py",
-    "tests/e2e/test_schemathesis.py",
+    "tests/export/test_families.py",
+    "tests/e2e/test_documented_commands.py",
+    "tests/service/test_main.py",
     "tests/export/test_hostile.py",
     "tests/equality/test_transformers.py",
-    "tests/e2e/test_documented_commands.py",
-    "tests/export/test_family_options.py",
+    "tests/commands/test_main.py",
+    "tests/equality/test_recurrent_systems.py",
+    "tests/e2e/test_schemathesis.py",
+    "tests/equality/test_fine_tuned_served.py",
+    "tests/e2e/test_translate_file.py",
     "tests/service/test_declared_errors.py",
-    "tests/equality/test_transformer_variants.py",
+    "tests/service/test_faults.py",
+    "tests/service/http/test_protocol.py",
+    "tests/model/architectures/test_pretrained.py",
     "tests/model/training/test_killed_runs.py",
 )
 

@@ -12,7 +12,7 @@ from sightline.model.data.records import TASK_NAMES
 from tests.support.tables import read_table
 
 PROGRAMS = {"sightline": "sightline", "service": "sightline.service", "bench": "lab.bench", "zoo": "lab.zoo"}
-HELP = [f"sightline {name}" for name in [*COMMANDS, "models get", "models check", "load compare"]]
+HELP = [f"sightline {name}" for name in ("models get", "models check", "load compare")]  # of others: test_main.py
 TRAIN = [f"sightline train {task}" for task in TASK_NAMES]
 # Every command with the status of its process.
 TABLE: list[tuple[str, int]] = [

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tomllib
@@ -268,19 +267,6 @@ def test_a_command_loads_no_library_that_it_does_not_need(arguments: list[str], 
     assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
-def test_serve_runs_the_service(bundle: Path) -> None:
-    command = [sys.executable, "-m", "sightline", "serve", "--bundles", str(bundle.parent), "--port", "0"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_")}
-    options = ("--drain-s", "0", "--threads", "1", "--max-rows", "2")
-    with subprocess.Popen([*command, *options], env=environment, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        for line in running.stdout:
-            if json.loads(line)["message"] == "serving":
-                break
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=20) == 0
-
-
 @patch.object(pipeline, "check_in_child", pipeline.check)  # another test has the child
 def test_train_export_verify_and_quantize_are_the_commands_of_their_packages(
     checkpoint: Path, tmp_path: Path, toy_sentences: list[str], capsys: pytest.CaptureFixture[str]
@@ -311,7 +297,7 @@ def test_the_distribution_has_the_script_and_every_package() -> None:
     assert set(project["tool"]["setuptools"]["packages"]) == packages
 
 
-@pytest.mark.parametrize("words", [["models"], ["models", "--json"], ["translate", "{file}", "--bundle", "{bundle}"]])
+@pytest.mark.parametrize("words", [["models"], ["translate", "{file}", "--bundle", "{bundle}"]])
 def test_a_full_or_closed_standard_output_is_an_error_of_one_line(
     words: list[str], bundle: Path, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@ import json
 import shutil
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from lab.bench.server import serving
@@ -145,15 +144,6 @@ def test_a_setting_precedes_the_defaults_of_the_folder(folder: Path, monkeypatch
     for given, expected in (("toy-classifier", ("toy-classifier",)), ("", ())):
         monkeypatch.setenv("SIGHTLINE_DEFAULT_MODEL", given)
         assert make_settings({}).default_model_names == expected
-
-
-def test_the_service_uses_the_defaults_of_the_folder(folder: Path) -> None:
-    shutil.copytree(folder / "toy", folder / "second")
-    write_manifest(folder / "second", read_manifest(folder / "second").model_copy(update={"name": "second"}))
-    (folder / "default_models.txt").write_text("toy\ntoy-classifier\n")
-    with serving(folder, workers=1) as server:
-        defaults = httpx2.get(server.url, headers={"Accept": "application/json"}).json()["default_models"]
-    assert (defaults["generate"], defaults["classify"]) == ("toy", "toy-classifier")
 
 
 def test_defaults_that_are_not_served_do_not_count(folder: Path) -> None:

@@ -69,6 +69,7 @@ def test_a_killed_translation_is_continued_and_gives_the_same(
     shipped: RunningServer, sentences: list[str], tmp_path: Path
 ) -> None:
     source, out = tmp_path / "source.en", tmp_path / "out.de"
+    sentences = sentences[::2]
     source.write_text("".join(f"{line}\n" for line in sentences), encoding="utf-8")
     command = [*COMMAND, str(source), "--out", str(out)]
     with subprocess.Popen(command) as running:

@@ -15,14 +15,17 @@ from sightline.base.bundle_files import read_manifest, write_manifest
 from tests.e2e.asking import post
 
 TEXTS = ["Two girls are playing.", "A man sleeps on a bench in the park."]
-CLASSIFIER = "sst2-sentiment"
+CLASSIFIER = "toy-classifier"
 
 each_way = pytest.mark.parametrize("is_binary", [True, False], ids=["binary", "JSON"])
 
 
 @pytest.fixture(scope="module")
-def server(bundle: Path) -> Iterator[RunningServer]:
-    with serving(bundle.parent, workers=1) as server:
+def server(bundle: Path, classifier_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("served")
+    for one in (bundle, classifier_bundle):
+        (folder / one.name).symlink_to(one)
+    with serving(folder, default_model="toy", workers=1) as server:
         yield server
 
 
@@ -62,7 +65,9 @@ def test_the_client_reads_metadata_configuration_and_the_index(client: Any) -> N
     metadata = client.get_model_metadata("toy", "1")
     assert metadata["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}]
     assert client.get_model_config("toy")["max_batch_size"] == 2048
-    assert client.get_model_repository_index() == [{"name": "toy", "version": "1", "state": "READY", "reason": ""}]
+    assert client.get_model_repository_index() == [
+        {"name": name, "version": "1", "state": "READY", "reason": ""} for name in ("toy", CLASSIFIER)
+    ]
 
 
 @each_way
@@ -124,17 +129,15 @@ def test_attention_maps_are_tensors_with_their_own_shapes(server: RunningServer,
 
 
 @each_way
-def test_labels_are_those_of_classify(shipped: RunningServer, is_binary: bool) -> None:
-    texts = ["a stirring , funny film .", "one long string of cliches ."]
-    with connect(shipped) as client:
-        outputs = asked("labels", "label_scores", "attention_encoder", is_binary=is_binary)
-        result = client.infer(CLASSIFIER, text_input(texts, is_binary=is_binary), outputs=outputs)
-    own = post(shipped, "/v1/classify", {"model": CLASSIFIER, "inputs": texts})["outputs"]
+def test_labels_are_those_of_classify(server: RunningServer, client: Any, is_binary: bool) -> None:
+    outputs = asked("labels", "label_scores", "attention_encoder", is_binary=is_binary)
+    result = client.infer(CLASSIFIER, text_input(TEXTS, is_binary=is_binary), outputs=outputs)
+    own = post(server, "/v1/classify", {"model": CLASSIFIER, "inputs": TEXTS})["outputs"]
     labels = [label for one in own for label in one["labels"]]
     assert strings(result.as_numpy("labels")) == [label["label"] for label in labels]
     scores = np.array([label["score"] for label in labels], np.float32)
     assert np.array_equal(result.as_numpy("label_scores").ravel(), scores)
-    assert result.as_numpy("attention_encoder").shape[:3] == (2, 1, 4)
+    assert result.as_numpy("attention_encoder").shape[:3] == (2, 2, 2)
 
 
 @each_way
@@ -165,7 +168,7 @@ def test_several_calls_at_once_give_the_same(server: RunningServer) -> None:
 def test_statistics_count_calls(client: Any) -> None:
     (before,) = client.get_inference_statistics("toy")["model_stats"]
     client.infer("toy", text_input(TEXTS))
-    (after,) = client.get_inference_statistics()["model_stats"]
+    after, _ = client.get_inference_statistics()["model_stats"]
     assert after["inference_count"] == before["inference_count"] + 2
     assert after["execution_count"] > before["execution_count"]
     success, earlier = after["inference_stats"]["success"], before["inference_stats"]["success"]
@@ -179,12 +182,28 @@ def two_models(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     shutil.copytree(bundle, folder / "toy")
     other = shutil.copytree(bundle, folder / "other")
     write_manifest(other, read_manifest(other).model_copy(update={"name": "other"}))
-    with serving(folder, model_control="explicit", lazy_models="other", default_model="toy", max_rows=8) as server:
+    settings = {"model_control": "explicit", "lazy_models": "other", "default_model": "toy"}
+    with serving(folder, **settings, max_rows=8, workers=1) as server:
         yield server
 
 
 def states(client: Any) -> dict[str, tuple[str, str]]:
     return {one["name"]: (one["state"], one["reason"]) for one in client.get_model_repository_index()}
+
+
+def test_a_lazy_model_is_ready_and_loaded_by_its_first_request(two_models: RunningServer) -> None:
+    with connect(two_models) as client:
+        assert client.is_server_ready() and client.is_model_ready("other")
+        assert client.get_model_metadata("other")["inputs"] and client.get_model_config("other")
+        assert client.get_inference_statistics("other")["model_stats"][0]["inference_count"] == 0
+        assert states(client)["other"] == ("UNAVAILABLE", "unloaded")
+        before = two_models.memory_mb("VmRSS")
+        pending = [client.async_infer("other", text_input(TEXTS)) for _ in range(4)]
+        first, *others = [strings(call.get_result().as_numpy("text_output")) for call in pending]
+        assert others == [first] * 3
+        assert states(client)["other"] == ("READY", "")
+        assert two_models.memory_mb("VmRSS") > before
+        client.unload_model("other")
 
 
 def test_models_are_loaded_and_unloaded_by_name(two_models: RunningServer) -> None:
@@ -219,20 +238,6 @@ def test_models_are_loaded_and_unloaded_by_name(two_models: RunningServer) -> No
                 call()
             assert caught.value.status() == status
             assert caught.value.message().startswith(message)
-
-
-def test_a_lazy_model_is_ready_and_loaded_by_its_first_request(bundle: Path) -> None:
-    with serving(bundle.parent, lazy_models="*", max_rows=8, workers=1) as server, connect(server) as client:
-        assert client.is_server_ready() and client.is_model_ready("toy")
-        assert client.get_model_metadata("toy")["inputs"] and client.get_model_config("toy")
-        assert client.get_inference_statistics("toy")["model_stats"][0]["inference_count"] == 0
-        assert states(client) == {"toy": ("UNAVAILABLE", "unloaded")}
-        before = server.memory_mb("VmRSS")
-        pending = [client.async_infer("toy", text_input(TEXTS)) for _ in range(4)]
-        first, *others = [strings(call.get_result().as_numpy("text_output")) for call in pending]
-        assert others == [first] * 3
-        assert states(client) == {"toy": ("READY", "")}
-        assert server.memory_mb("VmRSS") > before
 
 
 def test_an_error_is_an_exception_with_its_message_and_status(client: Any) -> None:

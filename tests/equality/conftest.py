@@ -19,6 +19,7 @@ from sightline.export.options import BundleMetadata
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.data.tokenizer_training import encode_lines, read_tokenizer
+from sightline.model.rounding import Reference, reference
 from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.serving import client_of, write_bundles
 from tests.equality.systems import random_models
@@ -30,6 +31,12 @@ SHIPPED = Path("bundles/multi30k-en-de")
 @pytest.fixture(scope="session")
 def model() -> Transformer:
     return read_model(SHIPPED)
+
+
+@pytest.fixture(scope="session")
+def models(model: Transformer) -> Reference[Transformer]:
+    """The model in float64 and its perturbed copies."""
+    return reference(model, pairs=2)
 
 
 @pytest.fixture(scope="session")

@@ -74,11 +74,3 @@ def assert_same_targets(expected: Sequence[Target], actual: Sequence[Target]) ->
     for first, second in zip(expected, actual, strict=True):
         assert without_maps(second) == without_maps(first)
         assert_same_maps(first, second)
-
-
-def assert_alone_equals_batched(runner: Runner, sources: Sequence[Sequence[int]], kinds: frozenset[str]) -> None:
-    """Check that greedy decoding gives the same bits alone and in a batch."""
-    requests = [make_request(source, parameters=GREEDY, attention=kinds) for source in sources]
-    for request, together in zip(requests, run(runner, requests), strict=True):
-        (alone,) = run(runner, [request])
-        assert_same_targets(alone.targets, together.targets)

@@ -15,7 +15,7 @@ from sightline.export.check.sessions import encode, open_sessions
 from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.options import QuantizationRecipe
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.rounding import reference
+from sightline.model.rounding import Reference
 from tests.equality.conftest import SHIPPED
 from tests.rounding import assert_within_rounding
 from tests.support.training_runs import verify_bundle
@@ -54,11 +54,11 @@ def test_the_model_read_from_a_quantised_bundle_has_the_rounded_weights_that_it_
 
 
 def test_the_shipped_bundle_encodes_as_the_model_read_from_it(
-    model: Transformer, sources: list[tuple[int, ...]]
+    model: Transformer, models: Reference[Transformer], sources: list[tuple[int, ...]]
 ) -> None:
     served = served_hidden(SHIPPED, sources[0])
     if read_manifest(SHIPPED).dtype == "float32":
-        assert_within_rounding(reference(model), lambda one: {"hidden": hidden(one, sources[0])}, {"hidden": served})
+        assert_within_rounding(models, lambda one: {"hidden": hidden(one, sources[0])}, {"hidden": served})
     else:  # it also rounds what it multiplies its weights by
         np.testing.assert_allclose(served, hidden(model, sources[0]), atol=0.2)
 
@@ -93,9 +93,10 @@ def test_codes_stand_for_multiples_of_their_scale(bits: int) -> None:
     np.testing.assert_array_equal(rows, [np.concatenate([steps * 0.5, steps * -2.0])])
 
 
-def test_marian_gives_the_logits_of_our_model(model: Transformer, marian: Any, sources: list[tuple[int, ...]]) -> None:
-    models = reference(model)
-    for source in sources[:5]:
+def test_marian_gives_the_logits_of_our_model(
+    model: Transformer, models: Reference[Transformer], marian: Any, sources: list[tuple[int, ...]]
+) -> None:
+    for source in sources[:3]:
         ids, target = torch.tensor([source]), torch.tensor([[model.config.bos_id, *sources[7]]])
 
         def compute(

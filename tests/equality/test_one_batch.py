@@ -42,7 +42,7 @@ MIX: tuple[dict[str, Any], ...] = (
 
 
 def mixed_requests(sources: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
-    return [make_request(source, **MIX[number % len(MIX)]) for number, source in enumerate(sources[:60])]
+    return [make_request(source, **MIX[number % len(MIX)]) for number, source in enumerate(sources[: 3 * len(MIX)])]
 
 
 def assert_same_results(expected: Sequence[Generated], given: Sequence[Generated]) -> None:
@@ -114,7 +114,7 @@ def test_a_generated_targets_maps_are_those_of_forcing_it(
     )
     requests = [
         make_request(source, parameters=parameters, attention=KINDS, target_prefix=prefix)
-        for source in sources[:10]
+        for source in sources[:6]
         for parameters in searches
     ]
     found = [(request, target) for request in requests for target in run(runner, [request])[0].targets]

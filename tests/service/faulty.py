@@ -7,11 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sightline.base.bundle import Manifest
 from sightline.base.text.tokenizer import TextTokenizer, TokenSpan
 from sightline.service.runtime.runner import Array, Bools, Int32, Int64, Runner
 
-GraphName = Literal["encoder", "prefill", "step", "similar"]
+GraphName = Literal["encoder", "step", "similar"]
 # "raise": one call raises. "poison": all calls with the same row or example raise, as if its input
 # were the cause. "nan": the scores of one row or example are NaN. "hang": the call waits for
 # `release`.
@@ -48,21 +47,13 @@ class FaultyRunner:
     def arm(self, fault: Fault | None) -> None:
         """Set the fault and restart the count of calls; None removes the fault."""
         self._fault = fault or Fault("step", 0, "raise")
-        self.num_calls: dict[GraphName, int] = {"encoder": 0, "prefill": 0, "step": 0, "similar": 0}
+        self.num_calls: dict[GraphName, int] = {"encoder": 0, "step": 0, "similar": 0}
         self._poisoned_row: int | None = None
         self._poisoned_source: list[int] | None = None
 
-    @property
-    def manifest(self) -> Manifest:
-        return self._inner.manifest
-
-    @property
-    def max_rows(self) -> int:
-        return self._inner.max_rows
-
-    @property
-    def num_prefix_blocks(self) -> int:
-        return self._inner.num_prefix_blocks
+    def __getattr__(self, name: str) -> Any:
+        """Leave all other methods to the wrapped runner."""
+        return getattr(self._inner, name)
 
     def _is_due(self, graph: GraphName) -> bool:
         """Count a call; raise or hang on the fault, or return True if its result must be NaN."""
@@ -76,9 +67,6 @@ class FaultyRunner:
         if fault.kind == "hang":
             fault.release.wait()
         return fault.kind != "hang"
-
-    def release_memory(self) -> None:
-        self._inner.release_memory()
 
     def terminate(self) -> None:
         """Do nothing: the call that hangs is no graph of ONNX Runtime."""
@@ -99,42 +87,6 @@ class FaultyRunner:
             raise FaultError("similar")
         cosines = self._inner.compare(token_ids)
         return _poisoned({"cosines": cosines}, self._fault.row)["cosines"] if is_due else cosines
-
-    def predict(self, hidden: Array) -> Array:
-        return self._inner.predict(hidden)
-
-    def init_rows(
-        self,
-        first: int,
-        encoded: Mapping[str, Array],
-        examples: Sequence[int],
-        visible: Mapping[int, Sequence[int]] | None = None,
-    ) -> None:
-        self._inner.init_rows(first, encoded, examples, visible)
-
-    def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
-        is_due = self._is_due("prefill")
-        if is_due and self._fault.kind == "poison":
-            raise FaultError("prefill")
-        given = self._inner.prefill(row, token_ids, length, outputs)
-        if is_due:
-            raise FloatingPointError("prefill")
-        return given
-
-    def store_prefix(self, row: int, first_token: int, block: int) -> None:
-        self._inner.store_prefix(row, first_token, block)
-
-    def load_prefix(self, block: int, row: int, first_token: int) -> None:
-        self._inner.load_prefix(block, row, first_token)
-
-    def swap(self, first: int, second: int, target_tokens: int) -> None:
-        self._inner.swap(first, second, target_tokens)
-
-    def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
-        self._inner.move(source, target, target_tokens, source_tokens)
-
-    def fork(self, sources: Sequence[int], targets: Sequence[int], positions: Sequence[slice]) -> None:
-        self._inner.fork(sources, targets, positions)
 
     def step(
         self,

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +82,17 @@ class Operation:
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
 
-    @property
+    @cached_property
     def errors(self) -> dict[str, Any]:
         """An example of each error that is declared, by its code."""
         return {code: example for code, _, example in self._declared}
 
-    @property
+    @cached_property
     def statuses(self) -> dict[str, int]:
         """The status of each error that is declared, by its code."""
         return {code: status for code, status, _ in self._declared}
 
-    @property
+    @cached_property
     def _declared(self) -> list[tuple[str, int, Any]]:
         return [
             (code, int(status), example["value"])
@@ -101,7 +101,7 @@ class Operation:
             for code, example in response["content"]["application/json"]["examples"].items()
         ]
 
-    @property
+    @cached_property
     def _schema(self) -> Mapping[str, Any]:
         reference = self.described["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         schema: Mapping[str, Any] = document()["components"]["schemas"][reference.rsplit("/", 1)[1]]
@@ -130,6 +130,7 @@ class Operation:
         return str(httpx.URL(path, params=query)) if query else path, {**body, **named}
 
 
+@cache
 def operations() -> list[Operation]:
     return [
         Operation(method.upper(), path, described)
@@ -364,7 +365,7 @@ async def test_every_route_returns_exactly_its_declared_errors(
     start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture, code: ErrorCode
 ) -> None:
     caplog.set_level(logging.DEBUG, logs.access_logger.name)
-    cause = CAUSES[code]
+    cause, num_failed = CAUSES[code], 0
     async with caused(start, make_backend, cause) as running:
         for operation in operations():
             found = set()
@@ -373,10 +374,13 @@ async def test_every_route_returns_exactly_its_declared_errors(
                     reported = getattr(caplog.records[-1], logs.FIELDS)["code"]  # in the log; not every API returns it
                     check(operation, response, reported)
                     found.add(reported)
+                    num_failed += reported is not None
                     if reported == code:
                         break
             is_declared = code in operation.errors and (operation.reads_body or code not in HEAD_ERRORS)
             assert (code in found) == is_declared, f"{operation}: {found}"
+        (failures,) = running.app.state.service.metrics._failure.collect()
+        assert sum(one.value for one in failures.samples if one.name.endswith("_total")) == num_failed
 
 
 async def test_every_route_that_uses_a_model_is_subject_to_admission(

@@ -1,9 +1,7 @@
 """Mistakes over HTTP, with the whole error of each: many clients show only the message."""
 
-import asyncio
 import json
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,9 @@ from tests.service.conftest import (
     chat_backend,
     classifying,
     multilingual_backend,
-    until,
     with_languages,
 )
-from tests.support.fake_runner import NLI_LABELS, Faults, fake_masked_manifest
+from tests.support.fake_runner import NLI_LABELS, fake_masked_manifest
 
 pytestmark = pytest.mark.anyio
 
@@ -201,17 +198,3 @@ async def test_a_wrong_header_is_explained(
 ) -> None:
     response = await running.post(GENERATE, {"inputs": "x"}, **headers)
     assert (response.status_code, response.json()["error"]["message"]) == (status, message)
-
-
-async def test_a_full_queue_is_explained_with_the_setting(start: Start, make_backend: MakeBackend) -> None:
-    hang = threading.Event()
-    async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=2) as running:
-        calls = [asyncio.ensure_future(running.post(GENERATE, {"inputs": "x"})) for _ in range(3)]
-        await until(lambda: running.backend.num_busy == 3)
-        response = await running.post(GENERATE, {"inputs": "x"})
-        hang.set()
-        await asyncio.gather(*calls)
-    assert response.json()["error"]["message"] == (
-        "The queue is full: 3 of 3 sequences are running or waiting (SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of 1 "
-        "needs space for 1. Retry later."
-    )

@@ -1,10 +1,9 @@
-"""The table of errors is complete, and tests cause every code over HTTP."""
+"""The table of errors is complete; load, deadlines and the end of a service cause its errors."""
 
 import asyncio
 import json
 import re
 import threading
-from collections.abc import AsyncIterator
 from typing import Any, get_args
 
 import httpx2 as httpx
@@ -12,32 +11,10 @@ import pytest
 
 from sightline.service.api.endpoint import NATIVE_ERRORS, Call, Endpoint
 from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
-from tests.service.conftest import MakeBackend, Running, Start, add_endpoint, changed, until, with_heads
+from tests.service.conftest import MakeBackend, Running, Start, add_endpoint, until, with_heads
 from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
-
-# Caused over raw sockets, in http/test_protocol.py.
-ON_THE_WIRE = {"malformed_request", "headers_too_large"}
-TOO_MANY_NUMBERS = {"inputs": "x" * 62, "targets": "y" * 62}
-
-SIMPLE: list[tuple[str, str, Any, dict[str, str]]] = [
-    ("malformed_json", "/v1/generate", b"{", {}),
-    ("not_found", "/v1/link", {}, {}),
-    ("model_not_found", "/v1/generate", {"model": "other", "inputs": "x"}, {}),
-    ("method_not_allowed", "/v1/models", {}, {}),
-    ("body_too_large", "/v1/generate", {"inputs": "x" * 5000}, {}),
-    ("unsupported_media_type", "/v1/generate", {"inputs": "x"}, {"content-type": "text/plain"}),
-    ("invalid_parameter", "/v1/generate", {"inputs": "x", "parameters": {"top_p": 2}}, {}),
-    ("empty_input", "/v1/generate", {"inputs": []}, {}),
-    ("input_too_long", "/v1/generate", {"inputs": "x" * 70}, {}),
-    ("unsupported_parameter", "/v1/generate", {"inputs": "x", "stream": True, "parameters": {"num_beams": 2}}, {}),
-]
-
-
-async def response_to(running: Running, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return await running.client.post(path, content=content, headers={"content-type": "application/json"} | headers)
 
 
 def check(response: httpx.Response, code: str) -> None:
@@ -48,12 +25,6 @@ def check(response: httpx.Response, code: str) -> None:
     assert set(error) == {"code", "type", "message", "param", "request_id"}
     assert error["request_id"] == response.headers["x-request-id"]
     assert (response.headers.get("retry-after", "").isdigit()) == (kind.status in (429, 503))
-
-
-@pytest.fixture
-async def running(start: Start) -> AsyncIterator[Running]:
-    async with start(max_body_bytes=4096) as running:
-        yield running
 
 
 @pytest.mark.parametrize("code", sorted(ERRORS.keys() - {"empty_input"}))  # its message names the field to fill
@@ -68,56 +39,13 @@ def test_the_table_has_every_code_and_every_429_and_503_has_retry_after() -> Non
         assert (kind.retry_after_s is not None) == (kind.status in (429, 503)), code
 
 
-def test_every_code_is_caused_by_a_test() -> None:
-    others = {
-        *("client_too_slow", "unsupported_task", "response_too_large", "internal", "overloaded"),
-        *("loading", "draining", "engine_dead", "deadline_exceeded"),
-        "unauthorized",  # see http/test_access.py
-        "forbidden",  # see compat/test_open_inference_models.py
-        "rate_limit_exceeded",  # see test_quotas.py
-        "misdirected_request",  # see http/test_hosts.py
-    }
-    assert {code for code, *_ in SIMPLE} | others | ON_THE_WIRE == set(ERRORS)
-
-
-@pytest.mark.parametrize(("code", "path", "body", "headers"), SIMPLE, ids=[code for code, *_ in SIMPLE])
-async def test_an_error_has_its_code_and_status_and_is_counted(
-    running: Running, code: str, path: str, body: Any, headers: dict[str, str]
-) -> None:
-    check(await response_to(running, path, body, headers), code)
-    counter = f'sightline_request_failure_total{{code="{code}",model_name='
-    assert sum([await running.metric(f'{counter}"{model}"}}') for model in ("", "fake")]) == 1
-
-
-async def test_client_too_slow(start: Start) -> None:
-    async def never_whole() -> AsyncIterator[bytes]:
-        yield b'{"inputs"'
-        await asyncio.sleep(0.2)
-        yield b':"x"}'
-
-    async with start(client_timeout_s=0.05) as running:
-        headers = {"content-type": "application/json"}
-        check(await running.client.post("/v1/generate", content=never_whole(), headers=headers), "client_too_slow")
-
-
-async def test_unsupported_task(start: Start, make_backend: MakeBackend) -> None:
-    async with start(changed(make_backend(), tasks=("generate",))) as running:
-        check(await running.post("/v1/encode", {"inputs": "x"}), "unsupported_task")
-
-
 async def test_response_too_large(start: Start, make_backend: MakeBackend) -> None:
     backend = with_heads(make_backend(), 200)
     async with start(backend) as running:
-        response = await running.post("/v1/attention", TOO_MANY_NUMBERS)
+        response = await running.post("/v1/attention", {"inputs": "x" * 62, "targets": "y" * 62})
         check(response, "response_too_large")
         assert str(3 * 2 * 200 * 64 * 64) in response.json()["error"]["message"]
         assert backend.runners[0].num_encodes == 0  # known before anything was computed
-
-
-async def test_internal(start: Start, make_backend: MakeBackend) -> None:
-    async with start(make_backend(faults=Faults(step_calls=frozenset({1})))) as running:
-        check(await running.post("/v1/generate", {"inputs": "x"}), "internal")
-        assert (await running.post("/v1/generate", {"inputs": "x"})).status_code == 200
 
 
 async def test_a_bug_is_an_internal_error_and_its_text_stays_in_the_log(
@@ -148,6 +76,10 @@ async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
         assert sorted(response.status_code for response in responses) == [200, 200, 200, 429, 429]
         for response in responses[3:]:
             check(response, "overloaded")
+            assert response.json()["error"]["message"] == (
+                "The queue is full: 3 of 3 sequences are running or waiting (SIGHTLINE_MAX_WAITING_SEQUENCES), and a "
+                "call of 1 needs space for 1. Retry later."
+            )
         assert await running.metric('sightline_request_failure_total{code="overloaded",model_name="fake"}') == 2
         assert running.app.state.service.models["fake"].admission.num_sequences == 0
 

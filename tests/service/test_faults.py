@@ -114,9 +114,10 @@ class Service:
         running = self.running
         await until(lambda: running.backend.num_busy == 0)
         self.check_released()
+        metrics = (await running.client.get("/metrics")).text
         for model in running.app.state.service.models:
             for gauge in ("running", "waiting"):
-                assert await running.metric(f'sightline_num_requests_{gauge}{{model_name="{model}"}}') == 0
+                assert f'sightline_num_requests_{gauge}{{model_name="{model}"}} 0.0\n' in metrics
 
     def check_released(self) -> None:
         """Check that all reservations are released."""

@@ -25,16 +25,13 @@ import pytest
 
 from sightline.base.bundle import MANIFEST, MAX_BEAMS, BundleError, Manifest
 from sightline.base.bundle_files import check_files, read_manifest, record_files, write_manifest
-from sightline.base.machine import resident_bytes
 from sightline.base.threads import run_in_threads
 from sightline.export.convert.conversions import half_bundle
 from sightline.service import loading
 from sightline.service.discovery import find_bundles
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.request import Event, Generated, GenerateRequest
-from sightline.service.inference.call import Call
 from sightline.service.inference.changes import NoPeers
-from sightline.service.inference.repository import load_model, unload_model
 from sightline.service.inference.service import Backend, Service
 from sightline.service.loading import _prefix_cache_share, load_backend
 from sightline.service.metrics import Metrics
@@ -730,29 +727,6 @@ def test_a_load_that_fails_midway_leaves_no_memory_allocated(folder: Path, monke
         backend.repository.load("toy", 0)
     gc.collect()
     assert runners[0]() is None
-
-
-@pytest.mark.anyio
-async def test_unloading_returns_memory_to_the_system(tmp_path: Path, bundle: Path) -> None:
-    """Fifty megabytes of decoder state, written by requests, are resident until the unload."""
-    for name in ("kept", "toy"):
-        copied = Path(shutil.copytree(bundle, tmp_path / name))
-        write_manifest(copied, read_manifest(copied).model_copy(update={"name": name}))
-    backend = load_backend(Settings(bundles=tmp_path, threads=1, max_rows=400), observer_of)
-    service = Service(Settings(bundles=tmp_path, model_control="explicit"), Metrics("0"), NoPeers())
-    backend.worker.start()
-    service.attach(backend)
-    (states,) = backend.loaded["toy"].engine._runner._groups[:1]  # type: ignore[attr-defined]
-    states._rows[:] = 1
-    num_bytes = states._rows.nbytes
-    del backend, states
-    before = resident_bytes()
-    call = Call(service, "r")
-    assert (await unload_model(call, "toy")).state == "UNAVAILABLE"
-    assert before - resident_bytes() > 0.9 * num_bytes
-    assert (await load_model(call, "toy")).state == "READY"
-    assert resident_bytes() < before
-    await service.stop()
 
 
 def test_a_lazy_bundle_is_not_opened_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

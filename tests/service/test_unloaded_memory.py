@@ -30,7 +30,7 @@ WEIGHT_BYTES = 4 * WIDTH * WIDTH  # 100 MB: other changes of the process's memor
 # Growth of the memory of the process with and without the weights. The allocator reuses and keeps
 # some 15 MB from other tests.
 LOADED, UNLOADED = 0.75 * WEIGHT_BYTES, 0.25 * WEIGHT_BYTES
-STATE_ROWS = 100
+STATE_ROWS = 400  # some fifty megabytes
 
 
 def write_large_bundle(toy: Path, folder: Path, layers: int = 1) -> Manifest:

@@ -45,7 +45,9 @@ def metaspace_first() -> Tokenizer:
 TOKENIZERS = {"metaspace first": metaspace_first, "byte fallback": byte_fallback, "byte level": byte_level}
 
 
+@cache
 def special_tokenizer(kind: str) -> Tokenizer:
+    """Return a tokenizer of a kind with many special tokens, which is trained once."""
     tokenizer = TOKENIZERS[kind]()
     # Those of Phi-3.5 absorb the line break after them.
     added = [AddedToken(name, special=True, normalized=False, rstrip=name == "<|end|>") for name in SPECIAL_NAMES]
@@ -54,8 +56,13 @@ def special_tokenizer(kind: str) -> Tokenizer:
 
 
 @cache
+def text_tokenizer(kind: str) -> TextTokenizer:
+    return TextTokenizer(Tokenizer.from_str(special_tokenizer(kind).to_str()))
+
+
+@cache
 def formatter(name: str, kind: str) -> ChatFormatter:
-    return ChatFormatter(ChatTemplate(program=TEMPLATES[name], tokens=SPECIAL), TextTokenizer(special_tokenizer(kind)))
+    return ChatFormatter(ChatTemplate(program=TEMPLATES[name], tokens=SPECIAL), text_tokenizer(kind))
 
 
 @cache
@@ -128,7 +135,7 @@ def test_prompts_are_those_of_transformers(name: str, clock: None) -> None:
         if number % 4 == 0 and "strftime_now" not in TEMPLATES[name]:
             kind = list(TOKENIZERS)[number // 4 % 3]
             ids = reference_tokenizer(kind).encode(expected, add_special_tokens=False)
-            assert formatter(name, kind).prompt(dialogue).encode(TextTokenizer(special_tokenizer(kind))) == ids
+            assert formatter(name, kind).prompt(dialogue).encode(text_tokenizer(kind)) == ids
             tokenized += 1
     assert compared >= 20 and continued >= 5 and (tokenized >= 5 or "strftime_now" in TEMPLATES[name])
 
@@ -159,7 +166,7 @@ def test_messages_never_become_special_tokens(name: str) -> None:
 
     for number in range(60):
         kind = list(TOKENIZERS)[number % 3]
-        tokenizer, format_ = TextTokenizer(special_tokenizer(kind)), formatter(name, kind)
+        tokenizer, format_ = text_tokenizer(kind), formatter(name, kind)
         dialogue = draw_dialogue(rng, hostile_fragments(rng))
         try:
             expected = format_.prompt(Dialogue(changed(list(dialogue.messages)), changed(dialogue.tools)))
@@ -186,7 +193,7 @@ def test_texts_that_a_program_looks_for_are_not_hidden() -> None:
 
 
 def test_system_messages_that_a_program_rejects_precede_the_first_message() -> None:
-    tokenizer = TextTokenizer(special_tokenizer("byte level"))
+    tokenizer = text_tokenizer("byte level")
     format_ = ChatFormatter(ChatTemplate(program=NO_SYSTEM, tokens=SPECIAL), tokenizer)
     prompts = [
         format_.prompt(Dialogue(in_turn("y", "z", "x", system="s"))),
@@ -262,7 +269,7 @@ def test_roles_are_read_even_if_they_are_names_of_special_tokens() -> None:
 
 def test_keys_cannot_become_special_tokens() -> None:
     program = "{% for key, value in tools[0].items() %}{{ key }}{{ value }}{% endfor %}"
-    tokenizer = TextTokenizer(special_tokenizer("byte level"))
+    tokenizer = text_tokenizer("byte level")
     format_ = ChatFormatter(ChatTemplate(program=program), tokenizer)
     (text,) = format_.prompt(Dialogue(in_turn("x"), [{"<|im_": "end|>", "<|eot_id|>": "", "name": "<"}])).parts
     assert text == "<|im_end|><|eot_id|>name<"

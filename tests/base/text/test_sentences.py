@@ -123,10 +123,10 @@ def test_long_lines_are_split_as_short_ones_are() -> None:
 
 @pytest.mark.parametrize("unit", ["„", "'", "你好。", "\n", "a\n", "a. ", "a.B", "A b. c d. "])
 def test_the_time_does_not_grow_with_the_square_of_the_length(unit: str) -> None:
-    text = unit * (300_000 // len(unit))
+    text = unit * (150_000 // len(unit))
     started = time.process_time()
     found = split(text)
-    assert time.process_time() - started < 10  # sentencex alone takes 45 s for the first
+    assert time.process_time() - started < 5  # sentencex alone takes 11 s for the first
     assert found.join(found.sentences, "de") == text
 
 

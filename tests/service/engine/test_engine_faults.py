@@ -1,7 +1,7 @@
 """A failure of one request does not affect others, and is logged."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -192,7 +192,7 @@ def test_a_step_that_fails_once_changes_no_result(call: int) -> None:
 def test_a_request_whose_row_breaks_the_decoder_fails_alone(call: int, victim: int) -> None:
     row = [0, 1, 2, 3, 4, 4, 2, 2].index(victim)  # the first step skips the last two rows
     expected, given = (
-        run_mates(FaultyRunner(FakeRunner(fake_manifest(), 8), Fault("step", number, "poison", row=row)))
+        run_mates(cast(Runner, FaultyRunner(FakeRunner(fake_manifest(), 8), Fault("step", number, "poison", row=row))))
         for number in (0, call)
     )
     for index, ((_, final), (_, right)) in enumerate(zip(given, expected, strict=True)):

@@ -39,6 +39,11 @@ def resident_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
+def run_in_process_of_its_own(check: str) -> None:
+    """Call a function of this module where no threads of other tests use memory."""
+    subprocess.run([sys.executable, "-c", f"import {__name__} as test; test.{check}"], check=True)
+
+
 def check_growth(totals: str) -> None:
     """States of 64 rows of a million tokens have 256 MB; each initialized row uses 4 MB."""
     before = resident_bytes()
@@ -53,9 +58,7 @@ def check_growth(totals: str) -> None:
 
 
 def test_rows_allocate_memory_when_filled_and_release_it_when_idle(totals: Path) -> None:
-    """In a process of its own, because threads of other tests use memory, too."""
-    program = f"import {__name__} as test; test.check_growth({str(totals)!r})"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_in_process_of_its_own(f"check_growth({str(totals)!r})")
 
 
 def test_a_released_row_can_be_filled_and_stepped_as_before(runner: OnnxRunner) -> None:
@@ -66,8 +69,8 @@ def test_a_released_row_can_be_filled_and_stepped_as_before(runner: OnnxRunner) 
     assert step(runner, [1, 2, 3, 4])["logits"] == before
 
 
-def test_no_session_keeps_the_memory_of_its_largest_run(bundle: Path) -> None:
-    """Regression: an arena for each session kept the memory of each run, about 60 MB."""
+def check_sessions(folder: str) -> None:
+    bundle = Path(folder)
     manifest = read_bundle(bundle)
     outputs = [name for name in manifest.encoder_graph.outputs if "attention" not in name]
     shape = (16, manifest.limits.max_source_tokens)
@@ -81,6 +84,11 @@ def test_no_session_keeps_the_memory_of_its_largest_run(bundle: Path) -> None:
     runners[0].release_memory()
     trim_heap()
     assert resident_bytes() - before < growth[0] / 2
+
+
+def test_no_session_keeps_the_memory_of_its_largest_run(bundle: Path) -> None:
+    """Regression: an arena for each session kept the memory of each run, about 60 MB."""
+    run_in_process_of_its_own(f"check_sessions({str(bundle)!r})")
 
 
 def test_rows_of_different_ages_survive_every_growth(runner: OnnxRunner) -> None:
