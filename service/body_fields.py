@@ -303,6 +303,9 @@ _ANY_TEXT = {"type": "string"}
 _ANY_TEXTS = {"anyOf": [_ANY_TEXT, list_schema(_ANY_TEXT)]}
 # A field `on_empty: OnEmpty` must be declared before a field of this type.
 TextsWithBlanks = Annotated[Texts, PlainValidator(check_texts_with_blanks), WithJsonSchema(_ANY_TEXTS)]
+AnyTexts = Annotated[
+    Texts, PlainValidator(functools.partial(check_texts, allow_blank=True)), WithJsonSchema(_ANY_TEXTS)
+]
 OnEmpty = Annotated[
     Literal["error", "pass"],
     Field(description="`error` rejects the call if an input is blank; `pass` returns an empty output for that input."),

@@ -26,6 +26,9 @@ COMPATIBLE_APIS: Mapping[str, Sequence[str]] = {
     "tgi": ("tgi", "huggingface"),
     "tei": ("tei", "huggingface"),
     "libretranslate": ("libretranslate",),
+    "deepl": ("deepl",),
+    "google": ("google",),
+    "mtranserver": ("mtranserver",),
     "ollama": ("ollama",),
 }
 

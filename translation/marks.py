@@ -4,7 +4,7 @@ A format turns each of its paragraphs into a `MarkedText`, and writes the `Trans
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -55,3 +55,30 @@ class TranslatedText:
 
     text: str
     marks: Sequence[PlacedMark] = ()
+
+
+def unchanged(text: MarkedText) -> TranslatedText:
+    """Return a text as its own translation."""
+    placed = [PlacedMark(index, mark.start, mark.end) for index, mark in enumerate(text.marks)]
+    return TranslatedText(text.text, placed)
+
+
+def as_source(source: MarkedText, translation: TranslatedText) -> MarkedText:
+    """Return a translation as the source of another one."""
+    positions: dict[int | None, int] = {mark.index: position for position, mark in enumerate(translation.marks)}
+    marks = [
+        replace(source.marks[mark.index], start=mark.start, end=mark.end, parent=positions.get(parent))
+        for mark in translation.marks
+        for parent in [source.marks[mark.index].parent]
+    ]
+    return MarkedText(translation.text, marks)
+
+
+def chained(first: TranslatedText, second: TranslatedText) -> TranslatedText:
+    """Return the translation of a translation, with the marks of the first source."""
+    marks = [
+        replace(mark, index=before.index, confidence=min(mark.confidence, before.confidence))
+        for mark in second.marks
+        for before in [first.marks[mark.index]]
+    ]
+    return TranslatedText(second.text, marks)

@@ -295,7 +295,14 @@ def _chats(model: str, text: str, number: int) -> list[Call]:
 
 
 def _translations(model: str, text: str, number: int) -> list[Call]:
-    return [Call("/translate", {"q": text, "source": "en", "target": "de", "alternatives": 2})]
+    return [
+        Call("/translate", {"q": text, "source": "en", "target": "de", "alternatives": 2}),
+        Call("/v2/translate", {"text": [text], "target_lang": "DE"}),
+        Call("/language/translate/v2", {"q": text, "target": "de"}),
+        Call("/translate/batch", {"from": "en", "to": "de", "texts": [text]}),
+        Call("/imme", {"target_lang": "de", "text_list": [text]}),
+        *(Call(f"{path}/detect", {"q": text}) for path in ("", "/language/translate/v2")),
+    ]
 
 
 def _plain(model: str, text: str) -> list[Call]:
@@ -317,6 +324,7 @@ GETS = (
     *("/", "/page/main.js", "/v1/models", "/health", "/health/live", "/health/ready", "/ping", "/metrics"),
     *("/docs", "/docs/docs.js", "/openapi.json"),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/info", "/languages"),
+    *("/v2/languages", "/v2/usage", "/language/translate/v2/languages"),
     *("/api/tags", "/api/ps", "/api/version"),
 )
 

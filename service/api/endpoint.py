@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol
 
 import orjson
-from fastapi import Depends, Path, Request
+from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, Field
 
 from sightline.service.api_errors import ERRORS, ApiError, ErrorCode, ErrorType, complete_message
@@ -18,6 +18,7 @@ from sightline.service.keys import Role
 JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "text/event-stream"
 NDJSON = "application/x-ndjson"  # JSON lines
 HTML, SVG, BINARY = "text/html", "image/svg+xml", "application/octet-stream"
+IN_QUERY = {"model", "type"}  # parameters that an endpoint may read from the query
 CALL = "sightline.call"  # key of the call in the ASGI scope
 
 
@@ -42,6 +43,7 @@ Call = Annotated[inference_call.Call, Depends(_current_call)]
 Headers = Annotated[Mapping[bytes, bytes], _attribute_of_call("headers")]
 ModelInQuery = Annotated[str | None, _attribute_of_call("model_in_query")]
 Tail = Annotated[bytes, _attribute_of_call("tail")]  # bytes of the body after its JSON
+TypeInQuery = Annotated[str | None, Query(description="`source` (default) or `target`.")]
 PathModel = Annotated[str, described("Name of the model.")]
 
 # An endpoint that needs a key, once there are keys, can also answer with this.
@@ -195,9 +197,9 @@ class Endpoint:
     """One endpoint.
 
     The handler takes `call`, the path's parameters, and by name what else it declares: `body`, a
-    Pydantic model; `model`, from the query; `headers`; `tail`, the bytes after the JSON. It returns
-    an object that becomes JSON, a `Raw`, or an `EventStream`. The first sentence of its docstring
-    is the summary in OpenAPI.
+    Pydantic model; `model` or `type`, from the query; `headers`; `tail`, the bytes after the JSON.
+    It returns an object that becomes JSON, a `Raw`, or an `EventStream`. The first sentence of its
+    docstring is the summary in OpenAPI.
     """
 
     method: Literal["GET", "POST"]
@@ -226,7 +228,7 @@ class Endpoint:
     @cached_property
     def takes(self) -> frozenset[str]:
         """Names of the other arguments that do not come from the path."""
-        return frozenset({"model", "headers", "tail"}.intersection(self._parameters))
+        return frozenset({*IN_QUERY, "headers", "tail"}.intersection(self._parameters))
 
     @property
     def _parameters(self) -> Mapping[str, inspect.Parameter]:

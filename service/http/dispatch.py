@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import _TrustedHosts
 
 from sightline.base.interruptions import INTERRUPTIONS
-from sightline.service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
+from sightline.service.api.endpoint import CALL, IN_QUERY, JSON, Endpoint, EventStream, Raw
 from sightline.service.api_errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
 from sightline.service.http.access import authorize, authorize_by_field
 from sightline.service.http.compression import MIN_BYTES, accepts_gzip, compress
@@ -298,8 +298,8 @@ async def respond(endpoint: Endpoint, request: Request) -> Response:
         raise
     if "tail" in endpoint.takes:
         arguments["tail"] = call.tail
-    if "model" in endpoint.takes:
-        arguments["model"] = call.model_in_query
+    for name in endpoint.takes & IN_QUERY:
+        arguments[name] = request.query_params.get(name)
     if "headers" in endpoint.takes:
         arguments["headers"] = call.headers
     for check in endpoint.dependencies:

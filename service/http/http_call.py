@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
-from sightline.service.api.endpoint import FORM, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
+from sightline.service.api.endpoint import FORM, IN_QUERY, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
 from sightline.service.api_errors import ApiError, ClientGoneError
 from sightline.service.body_fields import paths_of, validate
 from sightline.service.http.connections import network_of
@@ -69,7 +69,7 @@ class HttpCall(Call):
 
     def check_query(self, endpoint: Endpoint) -> None:
         """Check that the endpoint knows all parameters of the query."""
-        known = sorted(endpoint.takes & {"model"})
+        known = sorted(endpoint.takes & IN_QUERY)
         for name in QueryParams(self.scope["query_string"]):
             if name not in known:
                 listed = f"they are {', '.join(known)}" if known else "it has none"

@@ -176,11 +176,13 @@ def schema_of(media_type: str) -> dict[str, Any]:
 
 def _form_schema(body_type: type[BaseModel]) -> dict[str, Any]:
     """Return the JSON Schema of a body as a form; each field is one text or number, or absent."""
-    schema = body_type.model_json_schema()
+    schema, properties = body_type.model_json_schema(), dict[str, Any]()
     for name, field in schema["properties"].items():
         kinds = field.pop("anyOf", [field])
         field.pop("default", None)
-        schema["properties"][name] = field | next(kind for kind in kinds if kind["type"] not in ("null", "array"))
+        for kind in [kind for kind in kinds if kind.get("type") not in (None, "null", "array")][:1]:
+            properties[name] = field | kind  # others cannot be in a form
+    schema["properties"] = properties
     names = ("type", "properties", "required", "additionalProperties")
     return {name: schema[name] for name in names if name in schema}
 

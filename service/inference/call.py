@@ -159,10 +159,11 @@ class Call:
     ) -> "AdmittedCall":
         """Reserve the call's share of a model's limits, before the call is tokenized.
 
-        The reservation is held until the call is closed. A call that reserves again changes the
-        size of its reservation. Of many sequences, only a slice is reserved, and the engine gets
-        only as many at a time. `units` is the work as in `AdmissionController.reserve`; 0 if the
-        engine is not used. The setting `max_inputs` limits the sequences if `is_counted`.
+        The reservation is held until the call is closed, or reserves at another model. A call that
+        reserves again changes the size of its reservation. Of many sequences, only a slice is
+        reserved, and the engine gets only as many at a time. `units` is the work as in
+        `AdmissionController.reserve`; 0 if the engine is not used. The setting `max_inputs` limits
+        the sequences if `is_counted`.
 
         Raises `invalid_parameter` (too many sequences), `overloaded` or `rate_limit_exceeded`.
         """
@@ -174,8 +175,10 @@ class Call:
         if self.grant is not None:
             sequences = await self._hold_sequences(sequences)
         seconds_left = self.deadline - time.monotonic()
+        if self.controller is not None and self._reservation is not None and self.model_name != model.name:
+            self.controller.release(self._reservation)
+            self.controller = self._reservation = None
         if self.controller is not None and self._reservation is not None:
-            assert self.model_name == model.name, "a call uses one model"
             self.controller.resize(self._reservation, sequences, units, seconds_left)
             return AdmittedCall(self, model, self.controller, self._reservation)
         listed = self.service.models.get(model.name)

@@ -93,7 +93,9 @@ async def generating_model(
 
 
 def language_pairs(call: Call) -> dict[str, list[str]]:
-    """Return the target languages of each source language, both sorted."""
+    """Return the target languages of each source language, both sorted, also those that two models
+    reach one after the other.
+    """
     pairs: dict[str, set[str]] = {}
     for languages, _ in translators(call):
         for source in languages.sources:
@@ -101,7 +103,8 @@ def language_pairs(call: Call) -> dict[str, list[str]]:
             # from it to itself.
             others = set(languages.targets) - {source} or set(languages.targets)
             pairs.setdefault(source, set()).update(others)
-    return {source: sorted(pairs[source]) for source in sorted(pairs)}
+    reached = {source: targets.union(*(pairs.get(tag, ()) for tag in targets)) for source, targets in pairs.items()}
+    return {source: sorted(reached[source] - {source} or pairs[source]) for source in sorted(pairs)}
 
 
 def describe_pairs(call: Call) -> str:

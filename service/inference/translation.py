@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ from sightline.service.inference.sentence_splitting import check_number
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import DEFAULT_NEW_TOKENS, AttentionSelection, GenerateParameters
 from sightline.translation.alignment import Translated
-from sightline.translation.marks import MarkedText, TranslatedText
+from sightline.translation.marks import MarkedText, TranslatedText, as_source, chained, unchanged
 from sightline.translation.markup import Markup, MarkupError, MarkupKind
 from sightline.translation.translator import translate_texts
 
@@ -28,12 +28,28 @@ MAX_TOKENS = DEFAULT_NEW_TOKENS - 16  # of a sentence that is not divided; its t
 CHARACTERS_PER_TOKEN = 2  # fewer than almost all sentences have, to estimate the size of their maps
 
 
+class TranslationStep(NamedTuple):
+    """A translation by one model, whose parameters have the languages."""
+
+    model: ServedModel
+    parameters: GenerateParameters
+
+
 async def translate_marked(
-    call: Call, model: ServedModel, texts: Sequence[MarkedText], parameters: GenerateParameters
+    call: Call, steps: Sequence[TranslationStep], texts: Sequence[MarkedText], record: "UsageRecord"
 ) -> list[list[TranslatedText]]:
-    """Translate texts with their marks: `num_return_sequences` translations of each, best first."""
-    translated, _, _ = await _translate(call, model, texts, parameters)
-    return translated
+    """Translate texts with their marks, by one model after the other.
+
+    Return `num_return_sequences` translations of each, as the last model has them, best first.
+    """
+    before, ranks = [unchanged(text) for text in texts], list[list[TranslatedText]]()
+    for model, parameters in steps:
+        check_parameters(model, parameters, len(texts))
+        sources = [as_source(text, translated) for text, translated in zip(texts, before, strict=True)]
+        found = await translate_texts(sources, SentenceTranslator(call, model, sources, parameters, record))
+        ranks = [[chained(first, each) for each in of_text] for first, of_text in zip(before, found, strict=True)]
+        before = [best for best, *_ in ranks]
+    return ranks
 
 
 @dataclass(frozen=True)
@@ -56,16 +72,17 @@ class TranslatedDocument:
 
 
 async def translate_documents(
-    call: Call, model: ServedModel, inputs: Texts, parameters: GenerateParameters, markup: MarkupKind | None = None
-) -> tuple[list[list[TranslatedDocument]], Usage, TimingsMs]:
+    call: Call, steps: Sequence[TranslationStep], inputs: Texts, markup: MarkupKind | None, record: "UsageRecord"
+) -> list[list[TranslatedDocument]]:
     """Translate texts with or without markup.
 
     Return `num_return_sequences` translations of each, the best first.
     """
     if markup is None:
         texts = [MarkedText(text) for text in inputs.texts]
-        translated, usage, timings = await _translate(call, model, texts, parameters)
-        return [[TranslatedDocument(result.text) for result in ranks] for ranks in translated], usage, timings
+        translated = await translate_marked(call, steps, texts, record)
+        return [[TranslatedDocument(result.text) for result in ranks] for ranks in translated]
+    model, parameters = steps[-1]
     language = choose_languages(model, parameters.source_language, parameters.target_language).target
 
     def read() -> list[Markup]:
@@ -85,8 +102,7 @@ async def translate_documents(
         )
         raise ApiError("unsupported_parameter", message, field="markup") from None
     texts = [text for each in documents for text in each.texts]
-    translated, usage, timings = await _translate(call, model, texts, parameters)
-    results = iter(translated)
+    results = iter(await translate_marked(call, steps, texts, record))
     by_document = [[next(results) for _ in each.texts] for each in documents]
 
     def write() -> list[list[TranslatedDocument]]:
@@ -99,7 +115,7 @@ async def translate_documents(
                 written[-1].append(TranslatedDocument(document.write(rank, language), _tags(document, rank)))
         return written
 
-    return await call.tokenize(write, inputs.texts), usage, timings
+    return await call.tokenize(write, inputs.texts)
 
 
 def _tags(document: Markup, translations: Sequence[TranslatedText]) -> list[PlacedTag]:
@@ -111,19 +127,39 @@ def _tags(document: Markup, translations: Sequence[TranslatedText]) -> list[Plac
     return placed
 
 
-async def _translate(
-    call: Call, model: ServedModel, texts: Sequence[MarkedText], parameters: GenerateParameters
-) -> tuple[list[list[TranslatedText]], Usage, TimingsMs]:
-    check_parameters(model, parameters, len(texts))
-    engine = SentenceTranslator(call, model, texts, parameters)
-    return await translate_texts(texts, engine), *engine.record_usage()
+class UsageRecord:
+    """The tokens of all sentences of a call, its durations, and how each translation ended."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._usage, self._timings, self._reasons = Usage(0, 0), list[TimingsMs](), list[str]()
+
+    def add(self, usage: Usage, timings: TimingsMs, reasons: Sequence[str]) -> None:
+        self._usage = Usage(
+            self._usage.input_tokens + usage.input_tokens, self._usage.output_tokens + usage.output_tokens
+        )
+        self._timings.append(timings)
+        self._reasons += reasons
+
+    def write(self, model: ServedModel) -> tuple[Usage, TimingsMs]:
+        """Record and return the tokens and the durations; `model` is the last one."""
+        sums = {name: sum(getattr(part, name) for part in self._timings) for name in ("queue", "encode", "decode")}
+        timings = replace(self._call.timings([]), **{name: round(value, 3) for name, value in sums.items()})
+        usage = self._usage
+        self._call.record_usage(model, timings, usage.input_tokens, usage.output_tokens, self._reasons)
+        return usage, timings
 
 
 class SentenceTranslator:
     """Translates the sentences of a call; the `Engine` of `sightline.translation`."""
 
     def __init__(
-        self, call: Call, model: ServedModel, texts: Sequence[MarkedText], parameters: GenerateParameters
+        self,
+        call: Call,
+        model: ServedModel,
+        texts: Sequence[MarkedText],
+        parameters: GenerateParameters,
+        record: UsageRecord,
     ) -> None:
         call.parameters = parameters
         self._call, self._model, self._parameters = call, model, parameters
@@ -133,9 +169,7 @@ class SentenceTranslator:
         num_added = len(self._languages.source_prefix) + len(self._languages.source_suffix)
         # A stand-in may have more tokens than what it stands for.
         self._max_tokens = min(MAX_TOKENS, (model.manifest.limits.max_source_tokens - num_added) * 7 // 8)
-        self._usage = Usage(0, 0)
-        self._reasons: list[str] = []
-        self._timings: list[TimingsMs] = []
+        self._record = record
 
     def fits(self, text: str) -> bool:
         tokenizer, limit = self._model.source_tokenizer, self._max_tokens
@@ -173,10 +207,12 @@ class SentenceTranslator:
             maps = MapWriter(call, model, selection)
         decoding = Decoding(call, model, self._parameters, self._languages, maps)
 
+        reasons = list[str]()
+
         def convert(index: int, result: Generated) -> list[Translated]:
             translations = []
             for decoded in decoding.targets_of(index, result):
-                self._reasons.append(decoded.target.finish_reason)
+                reasons.append(decoded.target.finish_reason)
                 is_complete = decoded.target.finish_reason != "length"
                 if maps is None:
                     translations.append(Translated(decoded.text, is_complete=is_complete))
@@ -189,19 +225,8 @@ class SentenceTranslator:
 
         await decoding.read(self._inputs, split=lambda: sentences)
         outputs, usage, timings = await decoding.run(convert)
-        self._timings.append(timings)
-        self._usage = Usage(
-            self._usage.input_tokens + usage.input_tokens, self._usage.output_tokens + usage.output_tokens
-        )
+        self._record.add(usage, timings, reasons)
         return outputs
-
-    def record_usage(self) -> tuple[Usage, TimingsMs]:
-        """Record and return the tokens of all sentences of the call, and its durations."""
-        sums = {name: sum(getattr(part, name) for part in self._timings) for name in ("queue", "encode", "decode")}
-        timings = replace(self._call.timings([]), **{name: round(value, 3) for name, value in sums.items()})
-        usage = self._usage
-        self._call.record_usage(self._model, timings, usage.input_tokens, usage.output_tokens, self._reasons)
-        return usage, timings
 
 
 def _groups(indices: Sequence[int], sentences: Sequence[str], ranks: int) -> Iterator[list[int]]:

@@ -8,15 +8,14 @@ from pydantic import Field
 
 from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
 from sightline.service.api.types import ONE_TARGET, Inputs, ModelName
-from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import RequestBody
 from sightline.service.inference.attention import check_one_sequence
-from sightline.service.inference.generate import parameters_for
-from sightline.service.inference.language_choice import generating_model
 from sightline.service.inference.results import Outputs
-from sightline.service.inference.translation import PlacedTag, translate_documents
+from sightline.service.inference.routing import DetectedLanguage, translate_between
+from sightline.service.inference.translation import PlacedTag
 from sightline.service.parameters import NEUTRAL, GenerateParameters, given_parameters
 from sightline.translation.markup import MarkupKind
+from sightline.translation.routes import Step
 
 
 class TranslationBody(RequestBody):
@@ -45,6 +44,10 @@ class TranslateOutput:
     tags: Annotated[
         Sequence[PlacedTag], Field(description="Elements inside of sentences, in their order in the input.")
     ]
+    detected: Annotated[DetectedLanguage | None, Field(description="Language of the input, if the call has `auto`.")]
+    route: Annotated[
+        Sequence[Step], Field(description="Models that translated one after the other, with their languages.")
+    ]
 
 
 @dataclass(frozen=True)
@@ -60,16 +63,14 @@ async def translate(call: Call, body: TranslationBody) -> TranslateResult:
     Line breaks, lists, code, addresses, placeholders, numbers with units and the like come back as
     they were.
     """
-    named = body.parameters.source_language, body.parameters.target_language
-    model = await generating_model(call, body.model, *named)
-    if not model.translates:
-        message = f"{model.name} does not translate; GET /v1/models lists the languages of models that do."
-        raise ApiError("unsupported_task", message, field="model")
     check_one_sequence(body.parameters, "text")
-    parameters = parameters_for(model, {**given_parameters(body.parameters), "split_sentences": True})
-    results, usage, timings = await translate_documents(call, model, body.inputs, parameters, body.markup)
-    outputs = [TranslateOutput(index, best.text, best.tags) for index, (best, *_) in enumerate(results)]
-    return TranslateResult(model.name, outputs, usage, timings)
+    requested = given_parameters(body.parameters)
+    results, usage, timings = await translate_between(call, body.inputs, requested, body.model, body.markup)
+    outputs = [
+        TranslateOutput(index, result.documents[0].text, result.documents[0].tags, result.detected, result.route)
+        for index, result in enumerate(results)
+    ]
+    return TranslateResult(results[0].route[-1].model, outputs, usage, timings)
 
 
 # Long sentences are divided.

@@ -17,7 +17,7 @@ from sightline.commands.bundles import choose_bundle, load_service
 from sightline.service.api_errors import ApiError
 from sightline.service.inference.call import Call
 from sightline.service.inference.service import ServedModel, Service
-from sightline.service.inference.translation import translate_marked
+from sightline.service.inference.translation import TranslationStep, UsageRecord, translate_marked
 from sightline.service.parameters import GenerateParameters
 from sightline.service.settings import Settings
 from sightline.translation.files.document import MAX_BYTES, DocumentError
@@ -118,10 +118,11 @@ async def _translate_document(
         tqdm(total=total, desc=target.name, unit="character", unit_scale=True, disable=None) as bar,
     ):
         bar.update(sum(len(text.text) for text in document.texts[: len(done)]))
+        steps = [TranslationStep(model, parameters)]
         for group in _groups(document.texts[len(done) :]):
             call = Call(service, "translate")
             try:
-                results = [best for best, *_ in await translate_marked(call, model, group, parameters)]
+                results = [best for best, *_ in await translate_marked(call, steps, group, UsageRecord(call))]
             finally:
                 call.close()
             lines = [json.dumps([each.text, [astuple(mark) for mark in each.marks]]) for each in results]

@@ -524,11 +524,11 @@ def test_documents_are_translated_beside_or_into_a_folder_and_continued(
     out = tmp_path / "out"
     groups: list[Any] = []
 
-    async def fail_at_second(call: Any, model: Any, texts: Any, parameters: Any) -> Any:
+    async def fail_at_second(call: Any, steps: Any, texts: Any, record: Any) -> Any:
         groups.append(texts)
         if len(groups) == 2:
             raise KeyboardInterrupt
-        return await translation.translate_marked(call, model, texts, parameters)
+        return await translation.translate_marked(call, steps, texts, record)
 
     monkeypatch.setattr(documents, "TEXTS", 1)
     monkeypatch.setattr(documents, "translate_marked", fail_at_second)

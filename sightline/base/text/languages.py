@@ -1,33 +1,44 @@
-"""English names of languages, from the Unicode Common Locale Data Repository (CLDR)."""
+"""Tags and English names of languages, from the Unicode Common Locale Data Repository (CLDR)."""
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
+from itertools import takewhile
+from operator import eq
 
 from babel import Locale
 from babel.core import get_global
 
 
 def find_language(tag: str, available: Iterable[str]) -> str | None:
-    """Return the available language that fits a BCP 47 tag; None if there is none.
+    """Return the available language that fits a BCP 47 tag best; None if there is none.
 
-    Letter case, underscores for hyphens, and ISO 639-2 and 639-3 codes of languages that have a
-    shorter one make no difference: "ENG" finds "en". If there is no such tag, the last subtags are
-    left out, as in the lookup of RFC 4647, section 3.4: "en-GB" finds "en". Otherwise the first
-    available tag with more subtags is used: "en" finds "en-Latn".
+    Letter case, underscores for hyphens, codes of three letters for languages that have one of two,
+    and "nb" for "no" make no difference. The script must be the same ("zh-TW" finds "zh-Hant", but
+    "zh-Hans" does not), unless the available tag names none; other subtags need not be.
     """
-    by_key: dict[str, str] = {}
-    for language in available:
-        by_key.setdefault(_key(language), language)
-    full = key = _key(tag)
-    while key not in by_key and "-" in key:
-        key = key.rpartition("-")[0]
-    longer = (language for other, language in by_key.items() if other.startswith(f"{full}-"))
-    return by_key.get(key) or next(longer, None)
+    language, script, subtags = _parts(tag)
+    fitting: dict[str, tuple[int, int, int]] = {}
+    for other in available:
+        other_language, other_script, other_subtags = _parts(other)
+        if language == other_language and (script == other_script or not other_subtags):
+            common = sum(1 for _ in takewhile(bool, map(eq, subtags, other_subtags)))
+            fitting.setdefault(other, (script == other_script, common, -len(other_subtags)))
+    return max(fitting, key=fitting.__getitem__, default=None)
 
 
-def _key(tag: str) -> str:
+@lru_cache(maxsize=4096)
+def _parts(tag: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return the language, the script, which may follow from the region, and the other subtags."""
     language, *subtags = tag.replace("_", "-").casefold().split("-")
-    return "-".join([_shortest_code(language), *subtags])
+    if language == "x":
+        return tag.casefold(), "", ()  # a private tag
+    language = _shortest_code(language)
+    named = [_subtag(subtag) for subtag in subtags]
+    likely = get_global("likely_subtags")  # such as "zh_TW": "zh_Hant_TW"
+    full = [likely[key] for key in (*(f"{language}_{subtag}" for subtag in named), language) if key in likely]
+    scripts = [subtag for subtag in named if len(subtag) == 4 and subtag.isalpha()]
+    script = [*scripts, *(each.split("_")[1] for each in full), ""][0]
+    return "no" if language == "nb" else language, script, tuple(subtags)
 
 
 def _shortest_code(language: str) -> str:

@@ -29,6 +29,32 @@ async def test_texts_and_markup_come_back_whole(start: Start, make_backend: Make
         assert "&lt;" in output["text"] or "<" not in output["text"]
 
 
+async def test_a_language_between_connects_two_models(start: Start, make_backend: MakeBackend) -> None:
+    backend = with_languages(make_backend("a", "b", "c"), a="de-en", b="en-fr", c="fr-en")
+    async with start(backend) as running:
+
+        async def translate(inputs: Any, source: str, target: str, **body: Any) -> Any:
+            languages = {"source_language": source, "target_language": target}
+            return await running.result("/v1/translate", {"inputs": inputs, "parameters": languages, **body})
+
+        first = await translate("Ein Hund. 12 {name}", "de", "en")
+        second = await translate(first["outputs"][0]["text"], "en", "fr")
+        both = await translate("Ein Hund. 12 {name}", "de", "fr")
+        assert both["outputs"][0]["text"] == second["outputs"][0]["text"]
+        assert both["outputs"][0]["route"] == first["outputs"][0]["route"] + second["outputs"][0]["route"]
+        tokens = [result["usage"]["output_tokens"] for result in (first, second, both)]
+        assert tokens[0] + tokens[1] == tokens[2]
+        (output,) = (await translate("<p>a <i>dog <b>runs</b></i>", "de", "fr", markup="html"))["outputs"]
+        assert [tag["name"] for tag in output["tags"]] == ["i", "b"]
+        assert all(output["text"].count(tag) == 1 for tag in ("<p>", "<i>", "</i>", "<b>", "</b>"))
+        (one, other) = (await translate(["Der Hund läuft schnell", "Le chien court vite"], "auto", "en"))["outputs"]
+        assert (one["detected"]["language"], other["detected"]["language"]) == ("de", "fr")
+        assert (one["route"][0]["model"], other["route"][0]["model"]) == ("a", "c")
+        languages = {"source_language": "en", "target_language": "de"}
+        error = (await running.post("/v1/translate", {"inputs": "x", "parameters": languages})).json()["error"]
+        assert error["message"].endswith("Supported: de to en, fr; en to fr; fr to en.")
+
+
 async def test_what_cannot_be_translated_is_rejected(start: Start, make_backend: MakeBackend) -> None:
     backend = with_languages(make_backend("fake", "plain"), fake="en-de")
     async with start(backend, default_model="fake") as running:

@@ -135,7 +135,8 @@ async def test_a_disabled_api_is_404(start: Start, api: str) -> None:
         for method, path in of_api:
             address = path.replace("{model_name}", "fake").replace("{model_version}", "1")
             response = await without.client.request(method, address, json={"inputs": "a dog"})
-            assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found"), path
+            error = response.json()["error"]  # with the prefix of another API, it has the form of that API
+            assert response.status_code == 404 and (isinstance(error, str) or error["code"] == "not_found"), path
             response = await whole.client.request(method, address, json={"inputs": "a dog"})
             assert response.status_code != 404, path
 

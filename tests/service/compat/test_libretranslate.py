@@ -112,11 +112,25 @@ async def test_languages_are_listed_with_their_target_languages(start: Start, tr
     async with start(translating(a="en-de", b="en-de", c="en-cs", d="de-en")) as running:
         assert (await running.client.get("/languages")).json() == [
             {"code": "cs", "name": "Czech", "targets": []},
-            {"code": "de", "name": "German", "targets": ["en"]},
+            {"code": "de", "name": "German", "targets": ["cs", "en"]},
             {"code": "en", "name": "English", "targets": ["cs", "de"]},
         ]
     async with start(translating()) as running:
         assert (await running.client.get("/languages")).json() == []
+
+
+async def test_languages_are_detected_among_those_that_are_translated(start: Start, translating: Translating) -> None:
+    texts = ["Ein Hund läuft über die grüne Wiese.", "Un chien court dans la prairie verte."]
+    async with start(translating(a="de-en", b="fr-en", c="en-de")) as running:
+        for source, text in zip(("de", "fr"), texts, strict=True):
+            response = await translate(running, text, "auto", "en")
+            assert response["detectedLanguage"]["language"] == source
+            assert response["translatedText"] == (await translate(running, text, source, "en"))["translatedText"]
+            (first, *others) = await running.result("/detect", {"q": text})
+            assert first["language"] == source and first["confidence"] > 50
+            assert {other["language"] for other in others} <= {"de", "en", "fr"}
+        response = await translate(running, texts, "auto", "en")
+        assert [found["language"] for found in response["detectedLanguage"]] == ["de", "fr"]
 
 
 async def test_a_form_is_equivalent_to_json(start: Start, translating: Translating) -> None:

@@ -26,11 +26,16 @@ GET_PATHS = (
     *("/", "/docs", "/docs/{file}", "/openapi.json", "/page/{file}", "/metrics", "/ping", "/health"),
     *("/health/live", "/health/ready"),
     *("/v1/models", "/v1/models/{model_id}", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"),
-    *("/api/ps", "/api/tags", "/api/version", "/info", "/languages"),
+    *("/api/ps", "/api/tags", "/api/version", "/info", "/languages", "/v2/languages", "/v2/usage"),
+    "/language/translate/v2/languages",
 )
 OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
+CLOUD_PATHS = ("/v2/translate", "/language/translate/v2", "/language/translate/v2/detect")
+INVALID_400 = (*OPENAI_PATHS, *CLOUD_PATHS, "/v2/languages", "/v2/usage")
 POST_PATHS = (
     *OPENAI_PATHS,
+    *CLOUD_PATHS,
+    *("/detect", "/imme", "/translate/batch"),
     *(f"/v1/{name}" for name in ("generate", "score", "encode", "attention", "align", "classify", "similar", "rerank")),
     *(f"/v1/{name}" for name in ("tag", "answer", "fill-mask", "tokenize", "detokenize")),
     *(f"/v2/repository/models/{{model_name}}/{verb}" for verb in ("load", "unload")),
@@ -66,7 +71,7 @@ def test_openapi_declares_the_fields_of_requests_and_every_error_code_of_a_route
         references = set(re.findall(rf"#/components/{kind}/([\w.]+)", json.dumps(openapi)))
         assert references == openapi["components"][kind].keys()
     for path, operations in openapi["paths"].items():
-        invalid = {422: 400} if path in OPENAI_PATHS else {}
+        invalid = {422: 400} if path in INVALID_400 else {}
         for method in operations:
             for status, response in responses_of(openapi, method, path).items():
                 codes = [] if status == "200" else response["description"].split(", ")

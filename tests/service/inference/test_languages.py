@@ -134,10 +134,10 @@ async def test_languages_select_the_model(running: Running, submitted: list[tupl
 async def test_the_languages_of_libretranslate_have_names(running: Running) -> None:
     languages = (await running.client.get("/languages")).json()
     assert languages == [
-        {"code": "de", "name": "German", "targets": ["en", "zh-Hant"]},
+        {"code": "de", "name": "German", "targets": ["en", "fr", "zh-Hant"]},
         {"code": "en", "name": "English", "targets": ["de", "fr", "zh-Hant"]},
         {"code": "fr", "name": "French", "targets": []},
-        {"code": "zh-Hant", "name": "Traditional Chinese", "targets": ["de", "en"]},
+        {"code": "zh-Hant", "name": "Traditional Chinese", "targets": ["de", "en", "fr"]},
     ]
 
 

@@ -1,0 +1,126 @@
+"""Translation between languages: over one model, or over two with a language between them."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from sightline.base.bundle import Languages
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
+from sightline.service.inference.call import Call
+from sightline.service.inference.generate import parameters_for
+from sightline.service.inference.language_choice import fitting_translators, translators
+from sightline.service.inference.results import TimingsMs, Usage
+from sightline.service.inference.translation import (
+    TranslatedDocument,
+    TranslationStep,
+    UsageRecord,
+    translate_documents,
+)
+from sightline.translation.detection import detect_languages
+from sightline.translation.markup import MarkupKind
+from sightline.translation.routes import Step, find_route
+
+AUTO = "auto"  # in place of a source language
+Models = list[tuple[str, Languages]]
+
+
+@dataclass(frozen=True)
+class DetectedLanguage:
+    """A language that a text probably has."""
+
+    language: Annotated[str, Field(description="BCP 47 tag, as the models name it.")]
+    confidence: Annotated[float, Field(description="Probability, from 0 to 1, among the languages of the models.")]
+
+
+@dataclass(frozen=True)
+class RoutedTranslation:
+    """The translations of an input, and the way to them."""
+
+    documents: Sequence[TranslatedDocument]  # best first
+    route: Sequence[Step]
+    detected: DetectedLanguage | None = None  # if the call does not name the language
+
+
+async def translate_between(
+    call: Call, inputs: Texts, requested: Mapping[str, Any], name: str | None = None, markup: MarkupKind | None = None
+) -> tuple[list[RoutedTranslation], Usage, TimingsMs]:
+    """Translate texts between the languages that the parameters of a request name.
+
+    Without a name, the languages choose the models. The source language may be `AUTO`.
+    """
+    source, target = requested.get("source_language"), requested.get("target_language")
+    models = _models(call, name)
+    detected: list[DetectedLanguage | None] = [None] * len(inputs)
+    if source == AUTO:
+        detected = [found[0] for found in await detect(inputs.texts, source_languages(call, target, name))]
+    groups: dict[tuple[Step, ...], list[int]] = {}
+    for index, found in enumerate(detected):
+        route = _route(call, models, name, source if found is None else found.language, target)
+        groups.setdefault(tuple(route), []).append(index)
+    record, results = UsageRecord(call), dict[int, RoutedTranslation]()
+    steps = list[TranslationStep]()
+    for ways, indices in groups.items():
+        steps = [await _step(call, each, {**requested, "num_return_sequences": 1}) for each in ways[:-1]]
+        steps.append(await _step(call, ways[-1], requested))
+        texts = inputs.select(indices) if len(groups) > 1 else inputs
+        for index, documents in zip(
+            indices, await translate_documents(call, steps, texts, markup, record), strict=True
+        ):
+            results[index] = RoutedTranslation(documents, ways, detected[index])
+    return [results[index] for index in range(len(inputs))], *record.write(steps[-1].model)
+
+
+async def detect(texts: Sequence[str], available: Sequence[str]) -> list[list[DetectedLanguage]]:
+    """Return those of some languages that each text may have, the best first."""
+    if len(available) == 1:
+        return [[DetectedLanguage(available[0], 1.0)] for _ in texts]
+    found = await asyncio.to_thread(lambda: [detect_languages(text, available) for text in texts])
+    return [[DetectedLanguage(tag, round(value, 4)) for tag, value in of_text] for of_text in found]
+
+
+def source_languages(call: Call, target: str | None, name: str | None = None) -> list[str]:
+    """Return the languages from which the models of a call translate into another one."""
+    models = _models(call, name)
+    sources = dict.fromkeys(source for _, languages in models for source in languages.sources)
+    found = [source for source in sources if target is None or find_route(models, source, target)]
+    if not found:
+        fitting_translators(call, None, target)  # raises the error
+    return found
+
+
+def _models(call: Call, name: str | None) -> Models:
+    """Return the models that a call may use: the one that it names, or all that translate."""
+    if name is None:
+        return [(manifest.name, languages) for languages, manifest in translators(call)]
+    manifest = call.service.find_manifest(name, "generate")
+    if manifest.languages is None:
+        message = f"{name} does not translate; GET /v1/models lists the languages of models that do."
+        raise ApiError("unsupported_task", message, field="model")
+    return [(manifest.name, manifest.languages)]
+
+
+def _route(call: Call, models: Models, name: str | None, source: str | None, target: str | None) -> list[Step]:
+    """Return the way between two languages; a model has a default for each that is absent."""
+    if name is not None:
+        [(_, languages)] = models
+        return [Step(name, source or languages.source, target or languages.target)]
+    if source is not None and target is not None and (route := find_route(models, source, target)):
+        return route
+    languages, manifest = fitting_translators(call, source, target)[0]
+    return [Step(manifest.name, source or languages.source, target or languages.target)]
+
+
+async def _step(call: Call, step: Step, requested: Mapping[str, Any]) -> TranslationStep:
+    model = await call.model(step.model, "generate")
+    added: dict[str, Any] = {
+        "split_sentences": True,
+        "source_language": step.source,
+        "target_language": step.target,
+    }
+    if (number := requested.get("num_return_sequences", 1)) > 1:  # these are the best ones of a beam search
+        added["num_beams"] = max(number, parameters_for(model, {}).num_beams)
+    return TranslationStep(model, parameters_for(model, {**requested, **added}))

@@ -1,0 +1,66 @@
+"""Requests of the unmodified package `deepl`, and of other clients, to a real service."""
+
+import json
+from typing import Any
+from urllib.request import urlopen
+
+import deepl
+import pytest
+
+from lab.bench.server import RunningServer
+from tests.e2e.asking import post
+
+TEXT = "Two dogs play in the snow. Write to jane.doe@example.com!"
+HTML = "<p>A man is riding a <b>bicycle</b>.</p>"
+HTML_DE = "<p>Ein Mann fährt auf einem <b>Fahrrad</b>.</p>"
+
+
+@pytest.fixture(scope="module")
+def expected(shipped: RunningServer) -> str:
+    (output,) = post(shipped, "/v1/translate", {"inputs": TEXT})["outputs"]
+    return str(output["text"])
+
+
+def test_the_package_of_deepl(shipped: RunningServer, expected: str) -> None:
+    client = deepl.DeepLClient("key", server_url=shipped.url)
+    one = client.translate_text(TEXT, target_lang="DE")
+    assert isinstance(one, deepl.TextResult)
+    assert (one.text, one.detected_source_lang, one.billed_characters) == (expected, "EN", len(TEXT))
+    texts = client.translate_text([TEXT, "", TEXT], source_lang="EN", target_lang="DE", split_sentences="1")
+    assert isinstance(texts, list)
+    assert [text.text for text in texts] == [expected, "", expected]
+    for kind in ("html", "xml"):
+        result: Any = client.translate_text(HTML, target_lang="DE", tag_handling=kind)
+        assert result.text == HTML_DE
+    assert [language.code for language in client.get_source_languages()] == ["EN"]
+    assert [(language.code, language.name) for language in client.get_target_languages()] == [("DE", "German")]
+    assert not client.get_usage().any_limit_reached
+    with pytest.raises(deepl.DeepLException, match=r"target_lang: No model translates between these languages"):
+        client.translate_text(TEXT, target_lang="FR")
+    with pytest.raises(deepl.DeepLException, match="ignore_tags must be null: mark the elements"):
+        client.translate_text(HTML, target_lang="DE", tag_handling="xml", ignore_tags="x")
+
+
+def test_calls_of_google(shipped: RunningServer, expected: str) -> None:
+    """The bodies are those of the package `google-cloud-translate` 3."""
+    path = "/language/translate/v2?prettyPrint=false"
+    body = {"q": [HTML, TEXT], "target": "de", "source": None, "model": None, "format": None, "cid": []}
+    translations = post(shipped, path, body)["data"]["translations"]
+    assert [each["translatedText"] for each in translations] == [HTML_DE, expected]
+    assert {each["detectedSourceLanguage"] for each in translations} == {"en"}
+    body = {"q": TEXT, "target": "de", "source": "en", "format": "text"}
+    assert post(shipped, path, body)["data"] == {"translations": [{"translatedText": expected}]}
+    [[detection]] = post(shipped, "/language/translate/v2/detect", {"q": [TEXT]})["data"]["detections"]
+    assert detection["language"] == "en"
+    with urlopen(f"{shipped.url}/language/translate/v2/languages?target=en") as response:
+        languages = json.load(response)["data"]["languages"]
+    assert languages == [{"language": "de", "name": "German"}, {"language": "en", "name": "English"}]
+
+
+def test_lists_of_mtranserver(shipped: RunningServer, expected: str) -> None:
+    body = {"source_lang": "auto", "target_lang": "de", "text_list": [TEXT, "", TEXT]}
+    translations = post(shipped, "/imme", body)["translations"]
+    assert [each["text"] for each in translations] == [expected, "", expected]
+    assert {each["detected_source_lang"] for each in translations} == {"en"}
+    batch = {"from": "en", "to": "de", "texts": [HTML, TEXT], "html": True}
+    assert post(shipped, "/translate/batch", batch) == {"results": [HTML_DE, expected]}
