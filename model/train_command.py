@@ -37,18 +37,10 @@ from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
 from sightline.model.data.chat_template import encode_records
 from sightline.model.data.corpus import open_corpus
 from sightline.model.data.encoding import encode
+from sightline.model.data.facts import CONTRADICTIONS, MAX_LISTED_TEXTS, Facts, check_corpus, summary
 from sightline.model.data.formats import READING_OPTIONS, Reading
 from sightline.model.data.learnt_texts import learnt_texts, read_texts
-from sightline.model.data.preparation import (
-    CONTRADICTIONS,
-    MAX_LISTED_TEXTS,
-    Facts,
-    Prepared,
-    check_corpus,
-    check_space,
-    prepare,
-    summary,
-)
+from sightline.model.data.preparation import Prepared, check_space, prepare
 from sightline.model.data.pretrained import PRETRAINED, encode_pairs
 from sightline.model.data.records import TaskName
 from sightline.model.data.similar_texts import encode_reranking, encode_similar

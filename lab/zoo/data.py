@@ -18,9 +18,10 @@ from lab.zoo.systems import Corpus, System
 from sightline.model.data.corpus import open_corpus
 from sightline.model.data.encoding import encode
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
+from sightline.model.data.facts import check_corpus
 from sightline.model.data.formats import Reading
 from sightline.model.data.learnt_texts import read_texts
-from sightline.model.data.preparation import check_corpus, prepare
+from sightline.model.data.preparation import prepare
 from sightline.model.data.tokenizer_training import BOS, special_id, train_tokenizer
 from sightline.model.training.options import TrainConfig
 

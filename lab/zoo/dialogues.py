@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from lab.zoo.instructions import KINDS, QUESTIONS, Instruction, Kind, Part, Phrasing, draw_instruction, words_of
-from sightline.model.data.smalltalk import SmalltalkPair, draw_exchange
+from lab.zoo.smalltalk import SmalltalkPair, draw_exchange
 
 PLAIN_SHARE = 0.15  # share of dialogues without an instruction
 # Shares of dialogues by number of turns. The few long dialogues train positions that shorter ones

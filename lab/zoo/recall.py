@@ -15,11 +15,11 @@ from tokenizers import Tokenizer
 
 from lab.zoo.dialogues import CHAT, CONDITIONS, Condition, draw_parts, with_instruction
 from lab.zoo.instructions import KINDS, Instruction
+from lab.zoo.smalltalk import SmalltalkPair
 from sightline.base.errors import UsageError
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_metadata, load_model
 from sightline.model.config import architecture_of
-from sightline.model.data.smalltalk import SmalltalkPair
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines, prompt_tokenizer
 from sightline.model.decoding.batched import continue_greedily
 from sightline.model.decoding.reference import one_thread

@@ -6,9 +6,10 @@ tokens with the line break before it, which a model that begins a reply after th
 reads.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, takewhile
 
+from sightline.model.data.examples import Example
 from sightline.model.data.records import DialogueMessage, Role
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
@@ -48,6 +49,25 @@ def exchanges(messages: Sequence[DialogueMessage]) -> Iterator[list[DialogueMess
             exchange = []
 
 
-def system_messages(messages: Sequence[DialogueMessage]) -> Sequence[DialogueMessage]:
-    """Return the system messages at the start of a dialogue."""
-    return list(takewhile(lambda message: message.role == "system", messages))
+def divided(
+    messages: Sequence[DialogueMessage],
+    encode: Callable[[Sequence[DialogueMessage]], list[Example]],
+    max_length_tokens: int,
+) -> list[Example]:
+    """Return the examples of a dialogue up to its last reply. A dialogue that is too long is split
+    between exchanges, and each part begins with the system messages. An exchange that is too long
+    by itself stays whole, so that the caller can drop it.
+    """
+    system = list(takewhile(lambda message: message.role == "system", messages))
+    parts, window = list(exchanges(messages[len(system) :])), list[DialogueMessage]()
+    examples = encode([*system, *chain.from_iterable(parts)])
+    if len(parts) < 2 or all(len(ids) <= max_length_tokens for ids, _ in examples):
+        return examples
+    examples = []
+    for part in parts:
+        longer = encode([*system, *window, *part])
+        if window and any(len(ids) > max_length_tokens for ids, _ in longer):
+            examples += encode([*system, *window])
+            window = []
+        window += part
+    return examples + encode([*system, *window])

@@ -20,7 +20,7 @@ from sightline.base.text.chat import JinjaTemplate, without_system
 from sightline.base.text.prompt import ChatTemplateError
 from sightline.base.text.tool_calls import REPLY, find_tool_format
 from sightline.model.config import PretrainedConfig
-from sightline.model.data.chat_format import exchanges, system_messages
+from sightline.model.data.chat_format import divided
 from sightline.model.data.encoding import windows
 from sightline.model.data.examples import Example
 from sightline.model.data.records import DialogueMessage, DialogueRecord, TextRecord
@@ -48,24 +48,12 @@ class DialogueEncoder:
     def encode(self, record: DialogueRecord, max_length_tokens: int = 2**30) -> list[Example]:
         """Return the token ids of a dialogue, and 1 for each token of a reply, otherwise 0.
 
-        A dialogue that is too long is split between exchanges; each part begins with the system
-        messages. Raises `UsageError` if the template does not allow the dialogue, or a message
-        contains a special token.
+        A dialogue that is too long is divided (`sightline.model.data.chat_format.divided`). Raises
+        `UsageError` if the template does not allow the dialogue, or a message contains a special
+        token.
         """
         self._check(record)
-        system, tools = list(system_messages(record.messages)), record.tools
-        examples = self._encode(record.messages, tools)
-        parts = list(exchanges(record.messages[len(system) :]))
-        if len(parts) < 2 or all(len(ids) <= max_length_tokens for ids, _ in examples):
-            return examples
-        examples, window = [], list[DialogueMessage]()
-        for part in parts:
-            longer = self._encode([*system, *window, *part], tools)
-            if window and any(len(ids) > max_length_tokens for ids, _ in longer):
-                examples += self._encode([*system, *window], tools)
-                window = []
-            window += part
-        return examples + self._encode([*system, *window], tools)
+        return divided(record.messages, partial(self._encode, record.tools), max_length_tokens)
 
     def prompt(self, record: DialogueRecord) -> list[int]:
         """Return the token ids of a dialogue that ends with the beginning of a reply."""
@@ -74,76 +62,65 @@ class DialogueEncoder:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _encode(self, messages: Sequence[DialogueMessage], tools: Sequence[Mapping[str, Any]]) -> list[Example]:
+    def _encode(self, tools: Sequence[Mapping[str, Any]], messages: Sequence[DialogueMessage]) -> list[Example]:
         """Return one example up to the last reply with loss, or several if the template changes
         earlier messages when others follow, such as one that moves system messages to the last
-        message of the user: a reply that differs in the text of a later one has its own example.
+        message of the user, or drops thoughts: a reply that is not part of the next example has its
+        own one.
         """
         examples = list[Example]()
-        text, spans = "", list[tuple[int, int]]()
-        for index in [index for index, message in enumerate(messages) if message.is_trained][::-1]:
-            until = self._render(messages[: index + 1], tools)
-            start = self._render(messages[:index], tools, reply=True)
-            if not text and tools and until == self._render(messages[: index + 1], ()):
-                raise UsageError(
-                    "the dialogue has tools, but the chat template of the checkpoint takes none; use another "
-                    "checkpoint, or remove tools"
-                )
-            until = _joined(start, until, messages[index - 1].content.strip())
-            body = self._body(messages[: index + 1], tools, start, until) if messages[index].tool_calls else None
-            content = messages[index].content.strip()
-            span = _find(text, start, body, content) if text else None
-            if span is None:
-                examples = self._example(text, spans) + examples
-                text, spans = until, []
-                span = _find(text, start, body, content)
-            if span is None:
-                raise UsageError(
-                    "the chat template of the checkpoint changes the text of a reply, or of its prompt when the reply "
-                    "follows, so that it cannot be trained on; use another checkpoint"
-                )
-            spans.append(span)
-        return self._example(text, spans) + examples
+        for index in [index for index, message in enumerate(messages) if message.is_trained]:
+            ids, start = self._reply(tools, messages[: index + 1])
+            mask = list[int]()
+            if examples and ids[: len(examples[-1][0])] == examples[-1][0]:
+                mask = [*examples.pop()[1]]
+            examples.append((ids, [*mask, *[0] * (start - len(mask)), *[1] * (len(ids) - start)]))
+        return examples
 
-    def _body(
-        self, messages: Sequence[DialogueMessage], tools: Sequence[Mapping[str, Any]], start: str, until: str
-    ) -> str:
-        """Return the text of the last message, which has calls, between the prompt and the end of
-        the reply. The end is that of a reply without calls, or else the last special token.
+    def _reply(self, tools: Sequence[Mapping[str, Any]], messages: Sequence[DialogueMessage]) -> tuple[list[int], int]:
+        """Return the token ids of messages up to the end of the last one, which is a reply, and the
+        index of its first token.
         """
-        reply, end = until.removeprefix(start), ""
-        with suppress(UsageError):
-            plain = replace(messages[-1], content=REPLY, tool_calls=())
-            end = self._render([*messages[:-1], plain], tools).rpartition(REPLY)[2]
-        length = max((reply.rfind(name) for name in self._special.values() if name), default=-1)
-        if end and reply.endswith(end):
-            length = len(reply) - len(end)
-        names = [call["function"]["name"] for call in messages[-1].tool_calls]
-        if any(reply.count(name) < names.count(name) for name in names):
+        prompt, reply = self._texts(tools, messages)
+        text = prompt + reply
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        ids, offsets = encoding.ids, encoding.offsets
+        start = next((index for index, (first, _) in enumerate(offsets) if first >= len(prompt)), len(ids))
+        ends = list[int]()  # special tokens after the text of the reply
+        for index in reversed(range(start, len(ids))):
+            if ids[index] in self._special:
+                ends.insert(0, index)
+            elif text[slice(*offsets[index])].strip():
+                break
+        if not ends:
+            raise UsageError(
+                "the chat template of the checkpoint ends a reply without a special token, so that the model would "
+                "not learn to stop; use another checkpoint"
+            )
+        end = ends[0]
+        if messages[-1].tool_calls:  # special tokens may end the calls, too
+            end = ends[-1]
+            with suppress(UsageError):
+                plain = replace(messages[-1], content=REPLY, tool_calls=())
+                last = self._reply(tools, [*messages[:-1], plain])[0][-1]
+                end = next((index for index in ends if ids[index] == last), end)
+        return ids[: end + 1], start
+
+    def _texts(self, tools: Sequence[Mapping[str, Any]], messages: Sequence[DialogueMessage]) -> tuple[str, str]:
+        """Return the texts of a prompt and of the reply to it, which is the last message."""
+        reply, calls = messages[-1], [call["function"]["name"] for call in messages[-1].tool_calls]
+        prompt = self._render(messages[:-1], tools, reply=True)
+        text = _after(prompt, self._render(messages, tools), messages[-2].content.strip() if messages[1:] else "")
+        if text is None or (not calls and reply.content.strip() not in text):
+            raise UsageError(
+                "the chat template of the checkpoint changes the text of a reply, or of its prompt when the reply "
+                "follows, so that it cannot be trained on; use another checkpoint"
+            )
+        if any(text.count(name) < calls.count(name) for name in calls):
             raise UsageError(
                 "the chat template of the checkpoint leaves out calls of tools; use another checkpoint, or remove them"
             )
-        return reply if length < 0 else reply[:length]
-
-    def _example(self, text: str, spans: Sequence[tuple[int, int]]) -> list[Example]:
-        """Return the example of a text with replies, whose spans end before their end tokens."""
-        if not spans:
-            return []
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        mask = [0] * len(encoding.ids)
-        for start, end in spans:
-            for index, (first, _) in enumerate(encoding.offsets):
-                if first < start:
-                    continue
-                mask[index] = 1
-                if first >= end and encoding.ids[index] in self._special:
-                    break
-            else:
-                raise UsageError(
-                    "the chat template of the checkpoint ends a reply without a special token, so that the model would "
-                    "not learn to stop; use another checkpoint"
-                )
-        return [(encoding.ids, mask)]
+        return prompt, text
 
     def _render(
         self, messages: Sequence[DialogueMessage], tools: Sequence[Mapping[str, Any]], *, reply: bool = False
@@ -185,32 +162,24 @@ class DialogueEncoder:
             token = next((name for name in self._special.values() if name and name in text), None)
             if token is not None:
                 raise UsageError(f"{place} contains {token}, a special token of the tokenizer; remove it")
+        if record.tools and self._render(record.messages, record.tools) == self._render(record.messages, ()):
+            raise UsageError(
+                "the dialogue has tools, but the chat template of the checkpoint takes none; use another checkpoint, "
+                "or remove tools"
+            )
 
 
 _json = partial(json.dumps, ensure_ascii=False)
 
 
-def _joined(prompt: str, until: str, message: str) -> str:
-    """Return a prompt, which ends with a message and the start of a reply, with the reply in the
-    text `until`. Templates may change the prompt when the reply follows.
+def _after(prompt: str, text: str, message: str) -> str | None:
+    """Return the part of a text that follows a prompt, None if it has another prompt. Templates may
+    change the beginning of the prompt when a reply follows: then the part follows the last message,
+    and what the prompt has after it.
     """
-    end = prompt[prompt.rfind(message) :] if message else ""
-    start = until.rfind(end)
-    if until.startswith(prompt) or not end or start < 0:
-        return until
-    return prompt + until[start + len(end) :]
-
-
-def _find(text: str, start: str, body: str | None, content: str) -> tuple[int, int] | None:
-    """Return the start and the end of a reply after its prompt, given all its text or, if that is
-    None, its content; None if the text has another prompt or reply.
-    """
-    if not text.startswith(start):
-        return None
-    if body is not None:
-        return (len(start), len(start) + len(body)) if text.startswith(body, len(start)) else None
-    first = text.find(content, len(start))
-    return None if first < 0 else (len(start), first + len(content))
+    end = prompt if text.startswith(prompt) or message not in prompt else prompt[prompt.rindex(message) :]
+    _, found, part = text.rpartition(end)
+    return part if found else None
 
 
 def end_token(config: PretrainedConfig, tokenizer: Tokenizer) -> int:

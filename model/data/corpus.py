@@ -87,14 +87,6 @@ class Split:
             if self.part is None or self.part.contains(record):
                 yield number, record
 
-    def location(self, index: int) -> str:
-        """Return file and line of the record with an index, such as "train.jsonl, line 7"."""
-        numbers = (number for number, record in self.numbered() if not isinstance(record, str))
-        for position, number in enumerate(numbers):
-            if position == index:
-                return self.line(number)
-        raise IndexError(f"{self.name} has no record with the index {index}")
-
     def line(self, number: int) -> str:
         return at(str(self), number)
 

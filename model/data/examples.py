@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from sightline.model.data.records import Record
@@ -58,20 +57,18 @@ class MemoryExamples:
 
 
 class DiskExamples:
-    """Examples in the files of an `ExampleWriter`, which are mapped into memory."""
+    """Examples in the files of an `ExampleWriter`, of which the integers are mapped into memory."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Open the files. Raises `OSError` if one is missing, `ValueError` if it is damaged."""
-        try:
-            first, second, self._offsets = (
-                np.asarray(np.load(folder / f"{name}.{part}.npy", mmap_mode="r")) for part in (*_SIDES, "offsets")
-            )
-        except EOFError as error:
-            raise ValueError(f"a file {name}.*.npy in {folder} is empty") from error
-        self._lists = (first, second)  # offsets are (N + 1, 2)
-        if [len(values) for values in self._lists] != self._offsets[-1].tolist():
-            raise ValueError(f"the files {name}.*.npy in {folder} do not belong together")
-        self.lengths = np.diff(self._offsets, axis=0).astype(np.int32)
+        """Open the files. Raises `OSError` if one is missing, `ValueError` if they do not fit."""
+        self.lengths = np.fromfile(folder / f"{name}.lengths", "<i4").reshape(-1, 2)
+        self._starts = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(self.lengths.sum(axis=1), out=self._starts[1:])
+        path, size = folder / f"{name}.values", int(self._starts[-1])
+        if path.stat().st_size != 4 * size:
+            raise ValueError(f"the files {name}.* in {folder} do not belong together")
+        # An empty file cannot be mapped.
+        self._values = np.memmap(path, "<i4", "r") if size else np.empty(0, np.int32)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -79,92 +76,39 @@ class DiskExamples:
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
             raise IndexError(f"index must be between 0 and {len(self) - 1}, got {index}")
-        (start, second_start), (end, second_end) = self._offsets[index : index + 2].tolist()
-        return self._lists[0][start:end].tolist(), self._lists[1][second_start:second_end].tolist()
-
-
-_SIDES = ("first", "second")
+        start, end = self._starts[index : index + 2].tolist()
+        values, length = self._values[start:end].tolist(), self.lengths[index, 0]
+        return values[:length], values[length:]
 
 
 class ExampleWriter:
-    """Writes examples to files of a folder: both lists without gaps, and offsets of examples."""
+    """Writes examples to two files of a folder, as integers of four bytes: `NAME.values` has both
+    lists of each example, `NAME.lengths` their lengths.
+    """
 
-    def __init__(self, folder: Path, name: str, largest: tuple[int, int]) -> None:
-        """Create files in an existing folder. `name` begins their names, and the `largest` values
-        of both lists determine the sizes of integers.
-        """
-        self._lists = [
-            _ArrayWriter(folder / f"{name}.{side}.npy", np.min_scalar_type(value))
-            for side, value in zip(_SIDES, largest, strict=True)
-        ]
-        self._offsets = _ArrayWriter(folder / f"{name}.offsets.npy", np.int64, (2,))
-        self._end = np.zeros((1, 2), np.int64)
-        self._offsets.add(self._end)
+    def __init__(self, folder: Path, name: str) -> None:
+        self._lengths = (folder / f"{name}.lengths").open("wb")
+        self._values = (folder / f"{name}.values").open("wb")
         self._digest = hashlib.sha256()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for array in (*self._lists, self._offsets):
-            array.close()
+    def __exit__(self, *_: object) -> None:
+        self._lengths.close()
+        self._values.close()
 
     def add(self, examples: Sequence[Example]) -> None:
-        """Append examples. Raises `OverflowError` for a value that is negative or too large."""
-        if not examples:
-            return
-        lengths = lengths_of(examples)
-        for side, array in enumerate(self._lists):
-            array.add(flatten(examples, side))
-        offsets = self._end + np.cumsum(lengths, axis=0, dtype=np.int64)
-        self._offsets.add(offsets)
-        self._end = offsets[-1:]
-        rows = chain.from_iterable((*size, *ids, *other) for size, (ids, other) in zip(lengths, examples, strict=True))
+        """Append examples. Raises `OverflowError` for a value of more than four bytes."""
+        self._lengths.write(lengths_of(examples).tobytes())
+        values = chain.from_iterable((*first, *second) for first, second in examples)
+        self._values.write(np.fromiter(values, "<i4").tobytes())
+        rows = chain.from_iterable((len(first), len(second), *first, *second) for first, second in examples)
         self._digest.update(np.fromiter(rows, "<i8").tobytes())
 
     def digest(self) -> str:
         """Return the SHA-256 of the examples so far; it does not depend on the calls of `add`."""
         return self._digest.hexdigest()
-
-
-class _ArrayWriter:
-    """Writes an array of NumPy whose first axis grows."""
-
-    def __init__(self, path: Path, dtype: DTypeLike, shape: tuple[int, ...] = ()) -> None:
-        self._dtype, self._shape, self._length = np.dtype(dtype), shape, 0
-        self._file = path.open("wb")
-        self._write_header()
-        self._start = self._file.tell()
-
-    def _write_header(self) -> None:
-        # NumPy leaves space in the header, so that the first axis can grow.
-        header = {
-            "descr": np.lib.format.dtype_to_descr(self._dtype),
-            "fortran_order": False,
-            "shape": (self._length, *self._shape),
-        }
-        np.lib.format.write_array_header_1_0(self._file, header)
-
-    def add(self, values: NDArray[np.int64]) -> None:
-        limits = np.iinfo(self._dtype)
-        if values.size and not limits.min <= values.min() <= values.max() <= limits.max:
-            raise OverflowError(f"values must be between {limits.min} and {limits.max}")
-        self._file.write(values.astype(self._dtype).tobytes())
-        self._length += len(values)
-
-    def close(self) -> None:
-        if not self._file.closed:
-            with self._file:
-                self._file.seek(0)
-                self._write_header()
-                assert self._file.tell() == self._start
-
-
-def flatten(examples: Sequence[Example], side: int) -> NDArray[np.int64]:
-    """Return one of both lists of all examples, one after another."""
-    return np.fromiter(chain.from_iterable(example[side] for example in examples), np.int64)
 
 
 def lengths_of(examples: Sequence[Example]) -> NDArray[np.int32]:

@@ -5,76 +5,62 @@ of which side, and how the lengths of both sides are related. Pairs unlike most 
 """
 
 import re
-import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import log
 
 import numpy as np
-from babel.core import get_global
 from numpy.typing import NDArray
 
-from sightline.base.text.languages import find_language
 from sightline.model.data.corpus import Corpus, Split
 from sightline.model.data.records import PairRecord
 
 SHOWN = 10  # lines of a warning
 # Problems of single pairs, and what to do. A pair is counted for the first that it has.
 PROBLEMS = {
-    "identical": ("have the same text on both sides", "translate or remove them"),
-    "script": ("are not in the script of their languages", "check that --source and --target are not exchanged"),
     "exchanged": ("seem to have source and target exchanged", "exchange or remove them"),
     "untranslated": ("seem to have both sides in the same language", "translate or remove them"),
-    "numbers": ("have other numbers on one side than on the other", "check that line and line belong together"),
     "lengths": ("have sides whose lengths do not fit", "check that line and line belong together"),
 }
 
+_MIN_PAIRS = 50  # with which others are compared
 _MAX_WORDS = 25_000  # of a side that are counted; rare ones are forgotten
-_MIN_IDENTICAL = 3  # words; shorter texts may be names
 _MIN_EVIDENCE, _MIN_MEAN = 4.0, 0.5  # logarithms of odds that words are of the other side: sum, and mean of the words
-_MIN_PAIRS = 50  # for measures that compare a pair with the others
 _OFFSETS = [offset for distance in range(1, 11) for offset in (distance, -distance)]  # of lines, nearest first
 
 _ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ufaff"  # letters of scripts without spaces
 _WORD = re.compile(rf"[{_ALONE}]|[^\W\d_{_ALONE}]+")
-_NUMBER = re.compile(r"\d(?:[.,'\u00a0\u202f]?\d)+")  # of several digits, because words also stand for others
-_SCRIPTS = (  # and how names of their letters begin in Unicode
-    "Arab ARABIC,Armn ARMENIAN,Beng BENGALI,Cyrl CYRILLIC,Deva DEVANAGARI,Geor GEORGIAN,Grek GREEK,Hans CJK,Hant CJK,"
-    "Hebr HEBREW,Jpan CJK HIRAGANA KATAKANA,Kore HANGUL CJK,Latn LATIN,Taml TAMIL,Telu TELUGU,Thai THAI"
-)
-
-Words = tuple[Counter[str], Counter[str]]  # of source and target
 
 
 def pair_warnings(corpus: Corpus) -> Iterator[str]:
     """Yield a sentence for each kind of problem of the pairs of each split."""
-    scripts = [_names_of_script(tag) for tag in corpus.languages or ("", "")]
     words = Counter[str](), Counter[str]()  # of each side of train, which is the first
     for split in corpus.splits:
         if corpus.split_seed is None or split.name != "dev":  # a part of the file of train
-            yield from _check(replace(split, part=None), words, scripts)
+            yield from _check(replace(split, part=None), words)
 
 
-def _check(split: Split, words: Words, scripts: Sequence[set[str]]) -> Iterator[str]:
-    lines, sizes, is_train = array("L"), array("f"), split.name == "train"
+def _pairs(split: Split) -> Iterator[tuple[int, tuple[str, str]]]:
     for number, record in split.numbered():
         if isinstance(record, PairRecord):
-            lines.append(number)
-            sizes.extend((log(len(record.source) + 10), log(len(record.target) + 10)))
-            for counts, text in zip(words if is_train else (), (record.source, record.target), strict=False):
-                counts.update(_words_of(text))
-                if len(counts) > 2 * _MAX_WORDS:
-                    for word, _ in counts.most_common()[_MAX_WORDS:]:
-                        del counts[word]
-    if not lines:
-        return
-    if is_train and len(lines) < _MIN_PAIRS:
-        for counts in words:
-            counts.clear()  # they are no evidence
+            yield number, (record.source, record.target)
+
+
+def _check(split: Split, words: tuple[Counter[str], Counter[str]]) -> Iterator[str]:
+    lines, sizes, is_train = array("L"), array("f"), split.name == "train"
+    for number, texts in _pairs(split):
+        lines.append(number)
+        sizes.extend(log(len(text) + 10) for text in texts)
+        for counts, text in zip(words if is_train else (), texts, strict=False):
+            counts.update(_words_of(text))
+            if len(counts) > 2 * _MAX_WORDS:
+                for word, _ in counts.most_common()[_MAX_WORDS:]:
+                    del counts[word]
     lengths = np.frombuffer(sizes, np.float32).reshape(-1, 2)
+    if len(lines) < _MIN_PAIRS:
+        return
     if shift := find_shift(lengths):
         start, end, offset = shift
         where = f"{split.line(lines[start])} to {lines[end - 1]}"
@@ -87,34 +73,21 @@ def _check(split: Split, words: Words, scripts: Sequence[set[str]]) -> Iterator[
             "of line N of the other"
         )
     found = {problem: array("L") for problem in PROBLEMS}
-    unusual = iter(_unusual_lengths(lengths).tolist())
-    for number, record in split.numbered():
-        if isinstance(record, PairRecord):
-            is_unusual = next(unusual, False)
-            problem = _problem((record.source, record.target), words, scripts, is_train)
-            if problem or is_unusual:
-                found[problem or "lengths"].append(number)
+    for (number, texts), is_unusual in zip(_pairs(split), _unusual_lengths(lengths), strict=True):
+        is_other = [
+            _are_others(_words_of(text), own, other, is_train)
+            for text, own, other in zip(texts, words, words[::-1], strict=True)
+        ]
+        if any(is_other):
+            found["exchanged" if all(is_other) else "untranslated"].append(number)
+        elif is_unusual:
+            found["lengths"].append(number)
     for problem, numbers in found.items():
         if numbers:
             text, advice = PROBLEMS[problem]
             more = f" and {len(numbers) - SHOWN:,} more" if len(numbers) > SHOWN else ""
             shown = ", ".join(map(str, numbers[:SHOWN]))
             yield f"{len(numbers):,} of {len(lines):,} pairs {text}: {split}, lines {shown}{more}; {advice}"
-
-
-def _problem(texts: tuple[str, str], words: Words, scripts: Sequence[set[str]], is_train: bool) -> str | None:
-    source, target = map(_words_of, texts)
-    if source == target:
-        return "identical" if len(source) >= _MIN_IDENTICAL else None
-    if any(names and _is_foreign(text, names) for text, names in zip(texts, scripts, strict=True)):
-        return "script"
-    is_other = [_are_others(source, *words, is_train), _are_others(target, *words[::-1], is_train)]
-    if any(is_other):
-        return "exchanged" if all(is_other) else "untranslated"
-    numbers = [
-        {tuple(map(unicodedata.digit, re.sub(r"\D", "", one))) for one in _NUMBER.findall(text)} for text in texts
-    ]
-    return "numbers" if all(numbers) and numbers[0].isdisjoint(numbers[1]) else None
 
 
 def _words_of(text: str) -> list[str]:
@@ -137,10 +110,7 @@ def find_shift(lengths: NDArray[np.float32]) -> tuple[int, int, int] | None:
     `lengths` has the logarithms of the lengths of both sides. Their products, as standard scores,
     have the correlation as mean. The part is that with the largest sum of gains over no offset.
     """
-    number = len(lengths)
-    if number < _MIN_PAIRS:
-        return None
-    deviation = lengths.std(axis=0)
+    number, deviation = len(lengths), lengths.std(axis=0)
     scores = np.clip((lengths - lengths.mean(axis=0)) / np.where(deviation > 0, deviation, 1), -3, 3)
     source, target = scores.T
     products = source * target
@@ -171,24 +141,4 @@ def _unusual_lengths(lengths: NDArray[np.float32]) -> NDArray[np.bool_]:
     ratios = lengths[:, 1] - lengths[:, 0]
     distances = np.abs(ratios - np.median(ratios))
     unusual: NDArray[np.bool_] = distances > max(log(2.5), 6 * 1.4826 * float(np.median(distances)))
-    return unusual & (len(lengths) >= _MIN_PAIRS)
-
-
-def _names_of_script(tag: str) -> set[str]:
-    """Return how names of the letters of a language begin, nothing if its script is not known."""
-    likely = get_global("likely_subtags")
-    given = [subtag.title() for subtag in re.split("[-_]", tag)[1:] if len(subtag) == 4]
-    usual = likely.get(find_language(tag, likely) or "", "").split("_")[1:2]
-    script = (*given, *usual, "")[0]
-    return next((set(names.split()[1:]) for names in _SCRIPTS.split(",") if names.split()[0] == script), set())
-
-
-def _is_foreign(text: str, names: set[str]) -> bool:
-    """Return whether most letters of a text are of another script."""
-    letters = [_script_of(character) for character in text if character.isalpha()]
-    return len(letters) >= 4 and 2 * sum(name in names for name in letters) < len(letters)
-
-
-@lru_cache(2**14)
-def _script_of(character: str) -> str:
-    return unicodedata.name(character, "").partition(" ")[0]
+    return unusual

@@ -77,9 +77,9 @@ class GuidedTrainer(Trainer):
         if not folder.exists():
             self._report.line("aligning the words of train, to guide a head of the cross-attention")
             links = find_links(self.model, self.model_config, self.train_examples)
-            new, longest = folder.with_suffix(".new"), self.model_config.max_positions
+            new = folder.with_suffix(".new")
             new.mkdir(exist_ok=True)
-            with ExampleWriter(new, "links", (longest, longest)) as writer:
+            with ExampleWriter(new, "links") as writer:
                 writer.add(links)
             new.rename(folder)
         return DiskExamples(folder, "links")

@@ -22,7 +22,7 @@ from sightline.model.data.records import TRUNCATED_TASKS, TaskName
 from sightline.model.training.options import LABEL_SMOOTHING, Size, TrainConfig, goal_of, make_config
 
 if TYPE_CHECKING:
-    from sightline.model.data.preparation import Facts
+    from sightline.model.data.facts import Facts
 
 SIZES: tuple[Size, ...] = get_args(Size)
 # Initial weights: random, of a run, of a third-party checkpoint.

@@ -15,7 +15,7 @@ from sightline.base.parser import Parser
 from sightline.export.training_check import check_tokenizer, read_checkpoint
 from sightline.model.data.formats import PAIR_TASKS
 from sightline.model.data.records import TaskName
-from sightline.model.data.samples import DEFAULT_EXAMPLES, write_sample
+from sightline.model.data.samples import EXAMPLES, write_sample
 from sightline.model.data.tagged_files import TAGGED
 from sightline.model.training.options import OPTIONS, options_to_toml, read_keys
 
@@ -55,12 +55,10 @@ class SampleOptions(Options):
     """folder for train, dev and test, created if missing"""
     examples: Annotated[int | None, Ge(1)] = Field(
         default=None,
-        description="number of examples in train (default: "
-        + ", ".join(f"{number:,} for {task}" for task, number in DEFAULT_EXAMPLES.items())
+        description="number of examples in train (default, and most: "
+        + ", ".join(f"{number:,} for {task}" for task, number in EXAMPLES.items())
         + ")",
     )
-    seed: int = 1
-    """seed of the texts"""
 
 
 KINDS: Mapping[Any, type[Options]] = {**OPTIONS, "sample": SampleOptions}
@@ -122,7 +120,7 @@ def sample(parser: Parser, words: Sequence[str]) -> int:
     options = parse(parser, words, SampleOptions)
 
     def action() -> None:
-        written = write_sample(options.task, options.folder, options.examples, options.seed)
+        written = write_sample(options.task, options.folder, options.examples)
         numbers = ", ".join(f"{number:,} in {name}.jsonl" for name, number in written.items())
         sys.stdout.write(f"wrote {numbers} of {options.folder}\n")
 

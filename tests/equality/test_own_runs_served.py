@@ -37,7 +37,6 @@ from sightline.model.config import (
     TransformerConfig,
 )
 from sightline.model.data.chat_format import CHAT_TEMPLATE, IM_END, IM_START
-from sightline.model.data.customer_messages import LABELS as MESSAGE_LABELS
 from sightline.model.data.encoding import encode_prompt
 from sightline.model.data.records import DialogueMessage, Role
 from sightline.model.data.samples import write_sample
@@ -51,6 +50,7 @@ from tests.support.training_runs import omit_check
 
 pytestmark = pytest.mark.anyio
 LABELS = ("praise", "complaint", "question", "order", "Größe 🙂")
+MESSAGE_LABELS = ["billing", "delivery", "praise", "returns", "technical"]  # of the sample data
 SYSTEM: tuple[Role, str] = ("system", "Answer briefly.\nAlways.")
 DIALOGUES: tuple[tuple[tuple[Role, str], ...], ...] = (
     (("user", "Who are you?"), ("assistant", "I am Otto, a small robot.")),
@@ -195,16 +195,15 @@ async def test_five_labels_of_a_trained_classifier_have_their_names_in_each_api(
         tei = await ask(client, "/predict", inputs="Where is my parcel?")
         hugging_face = await ask(client, "/", inputs="Where is my parcel?")
         info = (await client.get("/info")).json()
-    assert len(MESSAGE_LABELS) == 5
     for labels in (output["labels"], tei, hugging_face):
-        assert sorted(one["label"] for one in labels) == sorted(MESSAGE_LABELS)
+        assert sorted(one["label"] for one in labels) == MESSAGE_LABELS
         assert labels == output["labels"]
-    assert list(info["model_type"]["classifier"]["id2label"].values()) == sorted(MESSAGE_LABELS)
+    assert list(info["model_type"]["classifier"]["id2label"].values()) == MESSAGE_LABELS
     model, tokenizer = load_model(trained / "run" / "averaged")
     ids = tokenizer.encode("Where is my parcel?").ids
     with torch.inference_mode():
         best = int(model(torch.tensor([ids]), torch.tensor([len(ids)]))[0].argmax())
-    assert output["labels"][0]["label"] == sorted(MESSAGE_LABELS)[best]
+    assert output["labels"][0]["label"] == MESSAGE_LABELS[best]
 
 
 async def test_top_k_of_hugging_face_returns_the_first_labels(client: httpx.AsyncClient) -> None:

@@ -8,8 +8,8 @@ from random import Random
 
 from lab.zoo.dialogues import CHAT, HELD_OUT_MESSAGES, Dialogue, draw_dialogue, draw_dialogues
 from lab.zoo.instructions import KINDS, PHRASINGS, QUESTIONS, words_of
+from lab.zoo.smalltalk import INTENTS, SmalltalkPair
 from lab.zoo.systems import bundle_name
-from sightline.model.data.smalltalk import INTENTS, SmalltalkPair
 
 DEFAULTS = {message: question.default for question in QUESTIONS.values() for message in question.messages}
 
@@ -98,8 +98,7 @@ def test_a_seed_always_gives_the_dialogues_that_models_were_trained_on() -> None
 def test_a_message_has_one_response_in_all_intents() -> None:
     answers: dict[str, str] = {}
     for intent in INTENTS:
-        for index, value in enumerate(intent.values):
-            of = intent.counterparts[index] if intent.counterparts else ""
+        for value, of in intent.values.items():
             for message in intent.messages:
                 answer = intent.answer.format(value, of=of)
                 assert answers.setdefault(message.format(value), answer) == answer

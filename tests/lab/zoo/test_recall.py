@@ -9,9 +9,9 @@ import torch
 from lab.zoo.dialogues import CHAT, CONDITIONS, draw_parts
 from lab.zoo.instructions import KINDS, QUESTIONS
 from lab.zoo.recall import MAX_ANSWER_TOKENS, Script, greedy_answers, recall
+from lab.zoo.smalltalk import SmalltalkPair
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.config import CausalConfig
-from sightline.model.data.smalltalk import SmalltalkPair
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines, prompt_tokenizer, train_tokenizer
 from sightline.model.decoding.reference import greedy, pytorch_steps
 

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from sightline.model.data.batches import bucket
 from sightline.model.data.corpus import open_corpus
 from sightline.model.data.encoding import encode
+from sightline.model.data.facts import check_corpus
 from sightline.model.data.formats import Reading
 from sightline.model.data.learnt_texts import learnt_texts, read_texts
-from sightline.model.data.preparation import check_corpus, prepare
+from sightline.model.data.preparation import prepare
 from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.training.recipe import choose_vocabulary, num_characters
 

@@ -99,13 +99,13 @@ def replies(ids: Any, mask: Any, tokenizer: Tokenizer) -> list[str]:
 def test_replies_and_their_ends_are_marked(tokenizer: Tokenizer) -> None:
     ((ids, mask),) = encoder(TEMPLATE, tokenizer).encode(RECORD)
     text = "".join(f"<|im_start|>{one.role}\n{one.content}<|im_end|>\n" for one in DIALOGUE)
-    assert tokenizer.decode(list(ids), skip_special_tokens=False) == text
+    assert tokenizer.decode(list(ids), skip_special_tokens=False) == text.rstrip("\n")
     assert replies(ids, mask, tokenizer) == ["Hi, you.<|im_end|>", " See you soon.\n<|im_end|>"]
     assert ids[0] == tokenizer.token_to_id("<|im_start|>")
 
 
 def test_a_prompt_is_the_start_of_the_example(tokenizer: Tokenizer) -> None:
-    for template in (TEMPLATE, THINKING, LLAMA_2):
+    for template in (TEMPLATE, LLAMA_2):
         own, dialogue = encoder(template, tokenizer), DIALOGUE[1:]
         ((ids, mask),) = own.encode(DialogueRecord(dialogue))
         for end in (1, 3):
@@ -115,8 +115,8 @@ def test_a_prompt_is_the_start_of_the_example(tokenizer: Tokenizer) -> None:
 
 
 def test_templates_may_change_the_last_reply(tokenizer: Tokenizer) -> None:
-    ((ids, mask),) = encoder(THINKING, tokenizer).encode(RECORD)
-    assert replies(ids, mask, tokenizer) == ["Hi, you.<|im_end|>", "<think></think>\nSee you soon.<|im_end|>"]
+    texts = [replies(ids, mask, tokenizer) for ids, mask in encoder(THINKING, tokenizer).encode(RECORD)]
+    assert texts == [["<think></think>\nHi, you.<|im_end|>"], ["<think></think>\nSee you soon.<|im_end|>"]]
     ((ids, mask),) = encoder(LLAMA_2, tokenizer).encode(RECORD)
     assert replies(ids, mask, tokenizer) == [" Hi, you. </s>", "  See you soon.\n </s>"]
 
@@ -129,7 +129,7 @@ def test_templates_may_change_the_last_reply(tokenizer: Tokenizer) -> None:
         (NO_THINKING, "changes the text of a reply, or of its prompt"),
         (
             "{{ raise_exception('never') }}",
-            "rejects a dialogue of 5 messages (system, user, assistant, user, assistant)",
+            "rejects a dialogue of 2 messages (system, user)",
         ),
         ("{{ ''.__class__.__mro__ }}", "rejects a dialogue"),
     ],

@@ -299,28 +299,25 @@ def test_texts_in_the_place_of_labels_are_an_error_before_they_fill_the_memory(t
     )
 
 
-def test_locations_name_file_and_line(tmp_path: Path) -> None:
+def test_lines_are_those_of_the_files(tmp_path: Path) -> None:
     folder = write(
         tmp_path, {"train.de": "a\n\nb\n", "train.en": "a\nx\nb\n", "dev.csv": 'source,target\n"c\nc",c\nd,d\n'}
     )
     corpus = open_corpus(folder, Reading("translation", source="de"))
-    assert [corpus.train.location(index) for index in (0, 1)] == [
-        "train.de and train.en, line 1",
-        "train.de and train.en, line 3",
-    ]
-    assert [corpus.dev.location(index) for index in (0, 1)] == ["dev.csv, line 2", "dev.csv, line 4"]
-    with pytest.raises(IndexError, match="dev has no record with the index 2"):
-        corpus.dev.location(2)
+    lines_of = [[split.line(number) for number, _ in split.numbered()] for split in (corpus.train, corpus.dev)]
+    assert lines_of[0] == [f"train.de and train.en, line {number}" for number in (1, 2, 3)]
+    assert lines_of[1] == ["dev.csv, line 2", "dev.csv, line 4"]
 
 
-def test_locations_of_a_divided_file_are_lines_of_the_file(tmp_path: Path) -> None:
+def test_lines_of_a_divided_file_are_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "all.txt"
     path.write_text("\n" + lines(50), encoding="utf-8")
     corpus = open_corpus(path, Reading("language-model"))
     for split in (corpus.train, corpus.dev):
-        for index, record in enumerate(split):
-            (text,) = texts_of(record)
-            assert split.location(index) == f"all.txt, line {int(text.removeprefix('text ')) + 2}"
+        for number, record in split.numbered():
+            if not isinstance(record, str):
+                (text,) = texts_of(record)
+                assert number == int(text.removeprefix("text ")) + 2
 
 
 def test_one_language_of_pairs_is_an_error(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sightline.model.data.corpus import open_corpus
+from sightline.model.data.facts import check_corpus, summary
 from sightline.model.data.files import CorpusError
 from sightline.model.data.formats import Reading, read_records
-from sightline.model.data.preparation import check_corpus, summary
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Record
 from tests.support.tables import read_table
 
@@ -83,6 +83,9 @@ def test_the_summary_names_what_is_left_out(tmp_path: Path) -> None:
     rows[0]["conversations"].append({"from": "human", "value": "more"})  # type: ignore[attr-defined]
     read(path, *rows)
     lines = summary(check_corpus(open_corpus(path, Reading("language-model"))))
-    assert "note: dialogues whose last messages have no reply, which are left out: 1" in lines
+    assert (
+        "note: dialogues whose last messages have no reply, which are left out: 1 in train, first in a.jsonl, line 1"
+        in lines
+    )
     assert "note: fields that are not read: conversations[].time, id" in lines
     assert not any("ignored" in line for line in lines)

@@ -1,6 +1,8 @@
 import random
 
-from sightline.model.data.learnt_texts import MAX_WORD_BYTES, choose_halvings, learnt_texts, read_texts, sample
+import pytest
+
+from sightline.model.data.learnt_texts import MAX_WORD_BYTES, learnt_texts, read_texts, sample
 from sightline.model.data.records import PairRecord
 from sightline.model.data.tokenizer_training import MAX_LEARNT_CHARACTERS
 
@@ -19,10 +21,11 @@ def test_few_texts_are_all_learnt_and_not_read_for_it() -> None:
     assert (list(texts), halvings) == (["a b"], 0)
 
 
-def test_the_sample_is_the_largest_whose_different_words_fit() -> None:
+def test_the_sample_is_the_largest_whose_different_words_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, limit = texts_of_random_words(1_000), 10_000
-    halvings = choose_halvings(texts, 1, limit)
-    assert word_bytes(list(sample(texts, 1, halvings))) <= limit
+    monkeypatch.setattr("sightline.model.data.learnt_texts.MAX_WORD_BYTES", limit)
+    learnt, halvings = learnt_texts(lambda: texts, limit + 1, 1)
+    assert word_bytes(list(learnt)) <= limit
     assert word_bytes(list(sample(texts, 1, halvings - 1))) > limit
     assert halvings in (3, 4)  # all words have 95,000 bytes
 
@@ -31,13 +34,15 @@ def test_the_sample_depends_on_the_seed_but_not_on_the_order() -> None:
     texts = texts_of_random_words(1_000)
     kept = list(sample(texts, 1, 3))
     assert sorted(sample(reversed(texts), 1, 3)) == sorted(kept)
-    assert choose_halvings(reversed(texts), 1, 10_000) == choose_halvings(texts, 1, 10_000)
     assert set(sample(texts, 2, 3)) != set(kept)
     assert 80 < len(kept) < 170  # an eighth
 
 
-def test_repeated_words_need_no_sample() -> None:
-    assert choose_halvings(texts_of_random_words(100) * 20, 1, 10_000) == 0
+def test_repeated_words_need_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sightline.model.data.learnt_texts.MAX_WORD_BYTES", 10_000)
+    texts = texts_of_random_words(100) * 20
+    learnt, halvings = learnt_texts(lambda: texts, 10_001, 1)
+    assert (list(learnt), halvings) == (texts, 0)
 
 
 def test_many_different_words_are_sampled() -> None:

@@ -39,11 +39,9 @@ def test_translations_have_no_warning(tmp_path: Path) -> None:
     ("change", "problem"),
     [
         (lambda pair: pair[::-1], "seem to have source and target exchanged"),
-        (lambda pair: (pair[0], pair[0]), "have the same text on both sides"),
+        (lambda pair: (pair[0], pair[0]), "seem to have both sides in the same language"),
         (lambda pair: (pair[0], words(COUNT, 0)), "seem to have both sides in the same language"),
-        (lambda pair: (f"{pair[0]} 1,250", f"{pair[1]} 1.520"), "have other numbers on one side than on the other"),
         (lambda pair: (pair[0], 30 * f"{pair[1]} "), "have sides whose lengths do not fit"),
-        (lambda pair: (pair[0], "Привет, как дела?"), "are not in the script of their languages"),
     ],
 )
 def test_unusual_pairs_are_named_with_their_lines(tmp_path: Path, change, problem: str) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
@@ -71,13 +69,6 @@ def test_files_in_different_orders_are_found(tmp_path: Path) -> None:
     random.Random(1).shuffle(targets)
     sources = [pair[0] for pair in PAIRS]
     assert "the lengths of the sides are unrelated" in warnings(tmp_path, list(zip(sources, targets, strict=True)))[0]
-
-
-def test_numbers_and_scripts_that_differ_in_form_only_are_no_problem(tmp_path: Path) -> None:
-    same = [(f"{a} 1,250.5 at 2:30", f"{b} 1.250,5 um 14.30") for a, b in PAIRS]
-    assert warnings(tmp_path, same) == []
-    cyrillic = [(a, b.translate(str.maketrans("bxyzklmn", "бхузклмн"))) for a, b in PAIRS]
-    assert warnings(tmp_path, cyrillic, "en", "ru") == warnings(tmp_path, cyrillic, "en", "x-mine") == []
 
 
 def test_the_sample_data_have_no_warning(tmp_path: Path) -> None:

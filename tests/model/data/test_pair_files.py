@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sightline.model.data.corpus import Corpus, open_corpus, open_held_out
+from sightline.model.data.facts import check_corpus, summary
 from sightline.model.data.files import CorpusError
 from sightline.model.data.formats import Reading, read_records
-from sightline.model.data.preparation import check_corpus, summary
 from sightline.model.data.records import PairRecord
 from tests.support.tables import read_table
 

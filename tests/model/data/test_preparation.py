@@ -4,7 +4,6 @@ import random
 import subprocess
 import sys
 import tracemalloc
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,27 +14,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer
 
 from sightline.base.errors import EXIT_USAGE, UsageError, exit_status
 from sightline.base.text.tokenizer import read_tokenizer as read_served
 from sightline.model.data.corpus import Corpus, open_corpus
 from sightline.model.data.encoding import encode as encode_records
 from sightline.model.data.examples import Example, Examples, MemoryExamples
+from sightline.model.data.facts import Facts, Lengths, check_corpus, measure, summary
 from sightline.model.data.files import CorpusError
 from sightline.model.data.formats import Reading
-from sightline.model.data.preparation import (
-    Encode,
-    Facts,
-    Lengths,
-    Prepared,
-    check_corpus,
-    check_space,
-    check_writable,
-    measure,
-    prepare,
-    summary,
-)
+from sightline.model.data.preparation import Encode, Prepared, check_space, check_writable, prepare
 from sightline.model.data.records import PairRecord, Record, TaskName, TextRecord
 from sightline.model.data.tokenizer_training import encode_lines, train_tokenizer
 
@@ -238,10 +227,8 @@ def test_prepared_examples_equal_examples_in_memory(tmp_path: Path, toy: Tokeniz
     assert prepared.facts.tokens["test"].longest == max(
         map(len, (ids for one in encode_records(toy, list(corpus.test or ())) for ids in one))
     )
-    assert {path.name for path in (tmp_path / "run" / "data").iterdir()} == {
-        *(f"{split}.{part}.npy" for split in ("train", "dev") for part in ("first", "second", "offsets")),
-        "result.json",
-    }
+    files = {path.name for path in (tmp_path / "run" / "data").iterdir()}
+    assert files == {f"{split}.{part}" for split in ("train", "dev") for part in ("values", "lengths")}
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
 
 
@@ -264,21 +251,6 @@ def test_a_text_may_give_several_examples(tmp_path: Path, toy: Tokenizer) -> Non
     assert len(prepared.dev_records) == 20
 
 
-def test_the_same_preparation_is_used_again(tmp_path: Path, toy: Tokenizer) -> None:
-    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
-    first = run_prepare(tmp_path / "run", corpus, toy)
-    calls: list[int] = []
-
-    def encode(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
-        calls.append(len(records))
-        return encode_records(tokenizer, records)
-
-    second = run_prepare(tmp_path / "run", corpus, toy, encode)
-    assert calls == [20]  # only those of dev, to compare them
-    assert (second.digest, second.facts) == (first.digest, first.facts)
-    assert all_of(second.train) == all_of(first.train)
-
-
 def test_the_digest_depends_on_examples_and_labels_only(tmp_path: Path, toy: Tokenizer) -> None:
     corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
     digest = run_prepare(tmp_path / "run", corpus, toy).digest
@@ -289,57 +261,28 @@ def test_the_digest_depends_on_examples_and_labels_only(tmp_path: Path, toy: Tok
     assert run_prepare(tmp_path / "other", moved, toy).digest != digest
 
 
-@pytest.mark.parametrize("change", ["file", "tokenizer", "length"])
-def test_other_files_tokenizers_and_settings_are_prepared_again(tmp_path: Path, toy: Tokenizer, change: str) -> None:
+def test_another_start_writes_the_examples_again(tmp_path: Path, toy: Tokenizer) -> None:
     corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
-    run_prepare(tmp_path / "run", corpus, toy)
-    result = tmp_path / "run" / "data" / "result.json"
-    before = result.stat().st_ino
-    if change == "file":
-        corpus = write_pairs(tmp_path / "data", {"train": [*PAIRS[:40], ("x", "y")]})
-    tokenizer = train_tokenizer(["Hund", "Katze"], vocab_size=262) if change == "tokenizer" else toy
-    limit = 99 if change == "length" else 100
-    prepared = run_prepare(tmp_path / "run", corpus, tokenizer, max_length_tokens=limit)
-    assert result.stat().st_ino != before
-    assert all_of(prepared.train) == encode_records(tokenizer, list(corpus.train))
+    first = run_prepare(tmp_path / "run", corpus, toy)
+    (tmp_path / "run" / "data" / "train.values").write_bytes(b"damaged")
+    (tmp_path / "run" / "data" / "test.values").write_bytes(b"of a process that was killed")
+    second = run_prepare(tmp_path / "run", corpus, toy)
+    assert (second.digest, second.facts) == (first.digest, first.facts)
+    assert all_of(second.train) == encode_records(toy, list(corpus.train))
+    assert len(list((tmp_path / "run" / "data").iterdir())) == 4
 
 
-@pytest.mark.parametrize("file", ["train.first.npy", "dev.offsets.npy", "result.json"])
-@pytest.mark.parametrize("content", [b"", b"{}", None])
-def test_damaged_files_are_written_again(tmp_path: Path, toy: Tokenizer, file: str, content: bytes | None) -> None:
-    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
-    digest = run_prepare(tmp_path / "run", corpus, toy).digest
-    path = tmp_path / "run" / "data" / file
-    if content is None:
-        path.unlink()
-    else:
-        path.write_bytes(content)
-    (tmp_path / "run" / "data.tmp").mkdir()  # left by a process that was killed
-    prepared = run_prepare(tmp_path / "run", corpus, toy)
-    assert prepared.digest == digest
-    assert prepared.train[39] == encode_records(toy, [PairRecord(*PAIRS[39])])[0]
-    assert not (tmp_path / "run" / "data.tmp").exists()
-
-
-def test_examples_of_another_encoding_are_written_again(tmp_path: Path, toy: Tokenizer) -> None:
-    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
-    run_prepare(tmp_path / "run", corpus, toy)
-
-    def encode(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
-        return [(second, first) for first, second in encode_records(tokenizer, records)]
-
-    assert run_prepare(tmp_path / "run", corpus, toy, encode).train[0] == encode(toy, [PairRecord(*PAIRS[0])])[0]
-
-
-def test_an_error_of_the_encoding_has_the_line_of_its_record(tmp_path: Path, toy: Tokenizer) -> None:
+@pytest.mark.parametrize("task", ["translation", "encoder"])
+def test_an_error_of_the_encoding_has_the_line_of_its_record(tmp_path: Path, toy: Tokenizer, task: TaskName) -> None:
     def encode(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
         if PairRecord(*PAIRS[7]) in records:
             raise UsageError("it is wrong")
         return encode_records(tokenizer, records)
 
-    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
-    with pytest.raises(CorpusError, match=r"^train\.jsonl, line 8: it is wrong$"):
-        run_prepare(tmp_path / "run", corpus, toy, encode)
+    write_pairs(tmp_path / "data", {"train": [*PAIRS[:5], *PAIRS[:40]], "dev": PAIRS[40:]})
+    with pytest.raises(CorpusError, match=r"^train\.jsonl, line 13: it is wrong$"):
+        run_prepare(tmp_path / "run", open_corpus(tmp_path / "data", Reading(task)), toy, encode)
+    assert not (tmp_path / "run" / "data").exists()
 
 
 LONG = ("Hund " * 50, "1")
@@ -369,12 +312,9 @@ def test_long_dialogues_are_dropped_in_all_splits(tmp_path: Path, toy: Tokenizer
 def test_long_pairs_of_dev_and_test_are_dropped(tmp_path: Path, toy: Tokenizer) -> None:
     pairs = {"train": PAIRS[:40], "dev": [LONG, *PAIRS[40:50]], "test": [*PAIRS[50:], LONG[::-1], LONG]}
     corpus = write_pairs(tmp_path / "data", pairs)
-    for _ in range(2):  # the second run uses the files of the first
-        prepared = run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20)
-        assert all_of(prepared.dev) == encode_records(toy, [PairRecord(*pair) for pair in PAIRS[40:50]])
-        assert "dropped: 1 too long in dev, 2 too long in test" in summary(prepared.facts)
-        written = (tmp_path / "run" / "data" / "result.json").stat().st_ino
-    assert (tmp_path / "run" / "data" / "result.json").stat().st_ino == written
+    prepared = run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20)
+    assert all_of(prepared.dev) == encode_records(toy, [PairRecord(*pair) for pair in PAIRS[40:50]])
+    assert "dropped: 1 too long in dev, 2 too long in test" in summary(prepared.facts)
 
 
 @pytest.mark.parametrize("task", ["classification", "encoder"])
@@ -439,32 +379,9 @@ def test_coverage_counts_tokens_that_train_has(tmp_path: Path) -> None:
     # Tokens of dev: a space, a, b, c, the end token; a space, the two bytes of é, of which ä has
     # the first, and the end token.
     assert facts.coverage == {"dev": 7 / 9, "test": 1.0}
-    assert facts.byte_share == {"train": 2 / 8, "dev": 2 / 9, "test": 0.0}
-    assert facts.vocab_size == 259
-    assert "vocabulary: train has 77.8% of the tokens of dev; 22.2% are single bytes or unknown" in summary(facts)
+    assert "vocabulary: train has 77.8% of the tokens of dev" in summary(facts)
     warning = "warning: train has only 77.8% of the tokens of dev; add examples like those of dev"
     assert warning in summary(facts) and warning not in summary(facts, is_trained=True)
-
-
-def test_each_byte_of_a_longer_character_counts_as_a_byte(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(["abcd"], vocab_size=259)
-    normalized = unicodedata.normalize("NFC", "".join(map(chr, range(0x80, 0x800))))
-    characters = "".join(one for one in normalized if not one.isascii())  # a Greek mark becomes a semicolon
-    num_bytes = len(characters.encode())
-    for text, share in (("abc !~\x7f", 0.0), (characters, num_bytes / (num_bytes + 2))):  # a space, and the end token
-        corpus = write_pairs(tmp_path / "data", {"train": [(text, text)], "dev": [("a", "a")]})
-        facts = run_prepare(tmp_path / "run", corpus, tokenizer, max_length_tokens=10_000).facts
-        assert facts.byte_share["train"] == share
-
-
-def test_unknown_tokens_and_bytes_of_other_tokenizers_count(tmp_path: Path) -> None:
-    vocab = {"[UNK]": 0, "a": 1, "<0xC3>": 2, "é": 9}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    texts = ["a", "b", "<0xC3>", "é"]
-    corpus = write_pairs(tmp_path / "data", {"train": [(text, "a") for text in texts], "dev": [("c", "a")]})
-    facts = run_prepare(tmp_path / "run", corpus, tokenizer).facts
-    assert facts.byte_share == {"train": 2 / 8, "dev": 1 / 2}
-    assert facts.vocab_size == 10
 
 
 def test_the_summary_warns(tmp_path: Path, toy: Tokenizer) -> None:

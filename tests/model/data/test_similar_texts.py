@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from sightline.model.data.corpus import open_corpus
+from sightline.model.data.facts import check_corpus
 from sightline.model.data.files import CorpusError
 from sightline.model.data.formats import Reading, read_records
-from sightline.model.data.preparation import check_corpus
 from sightline.model.data.records import PairRecord
 from sightline.model.data.similar_texts import (
     SCORE_UNIT,

@@ -14,7 +14,7 @@ from sightline.model.config import (
     TaggerConfig,
     TransformerConfig,
 )
-from sightline.model.data.preparation import Facts, Lengths
+from sightline.model.data.facts import Facts, Lengths
 from sightline.model.data.records import TaskName
 from sightline.model.training.recipe import Recipe, choose, choose_vocabulary
 

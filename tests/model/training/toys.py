@@ -26,9 +26,10 @@ from sightline.model.config import (
 from sightline.model.data.corpus import open_corpus
 from sightline.model.data.encoding import encode
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
+from sightline.model.data.facts import check_corpus
 from sightline.model.data.formats import Reading
 from sightline.model.data.learnt_texts import read_texts
-from sightline.model.data.preparation import check_corpus, prepare
+from sightline.model.data.preparation import prepare
 from sightline.model.data.records import PairRecord, Record, TaskName
 from sightline.model.data.tags import NO_TAG
 from sightline.model.data.tokenizer_training import read_tokenizer, train_tokenizer
