@@ -1,6 +1,5 @@
 """Action of `sightline evaluate`: the metrics of a trained model on held-out data."""
 
-import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -9,81 +8,75 @@ from pathlib import Path
 from typing import Any
 
 from sightline.base.errors import UsageError
-from sightline.model.checkpoint import load_checkpoint, load_metadata, replace_text
+from sightline.model.architectures.factory import TranslationModel
+from sightline.model.checkpoint import load_metadata, load_model, replace_text
 from sightline.model.config import ArchitectureConfig, PretrainedConfig, architecture_of, read_fields, to_json
 from sightline.model.data.corpus import Split, open_corpus, open_held_out
 from sightline.model.data.formats import PAIR_TASKS, READING_OPTIONS, Reading
-from sightline.model.data.records import TASK_NAMES, PairRecord, TaskName
-from sightline.model.data.text import read_parallel
-from sightline.model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate, translation_rows
+from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.evaluation.bleu import read_test_set, tokenised_path
 from sightline.model.evaluation.defaults import TEST_SPLIT, VALIDATION_SPLIT, EvaluateOptions
-from sightline.model.evaluation.evaluate import evaluate_checkpoint, headline, report_lines
-from sightline.model.evaluation.result import worst_rows
-from sightline.model.parts import AVERAGED, BEST, checkpoint_of, load_parts, weights_file
+from sightline.model.evaluation.evaluate import evaluate_model, evaluate_search, report_lines
+from sightline.model.evaluation.result import Evaluation, worst_rows
+from sightline.model.parts import AVERAGED, BEST, checkpoint_of, weights_file
 from sightline.model.training.start import TASK_ARCHITECTURES
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """Print the metrics of a checkpoint on held-out data."""
+    """Print the metrics of a checkpoint on held-out data, and write them."""
     run, checkpoint = _run_and_checkpoint(options.checkpoint)
     record = read_fields(run / "record.json") if (run / "record.json").is_file() else {}
-    config, _ = load_parts(checkpoint)
-    task = _task_of(config)
+    model, tokenizer = load_model(checkpoint)
+    task = _task_of(model.config)
     if options.data is None and "data_path" not in record:
         raise UsageError(f"{run} does not record which data it was trained on; name a file or folder as DATA")
-    data = options.data or Path(record["data_path"])
-    is_own_data = "data_path" in record and data.resolve() == Path(record["data_path"]).resolve()
-    is_recorded = is_own_data and options.limit is None and checkpoint.name == AVERAGED
-    split = options.split
+    data, split = options.data or Path(record["data_path"]), options.split
     stored = {**record.get("reading", {}), **{name: record[name] for name in ("source", "target") if name in record}}
     names = {name: getattr(options, name) or stored.get(name) for name in READING_OPTIONS}
-    source, target = names["source"], names["target"]
-    if task == "translation":
-        sides = source or "en", target or "de"
-        if split is not None or _has_named_split(data, sides[0]):
-            report = evaluate_split(options, checkpoint, data, *sides)
-            _write(options, report, run, record if is_recorded else None, checkpoint)
-            return
-    if split is not None:
-        raise UsageError(f"--split is for translation only; omit it for {task}")
-    if task not in PAIR_TASKS:
-        names |= {"source": None, "target": None}
-    reading = Reading(task, **names, multi_label=getattr(config, "multi_label", False))
-    part = _held_out(record, data, reading)
-    records = list(islice(part, options.limit))
-    report = evaluate_checkpoint(
-        checkpoint, records, num_beams=options.num_beams, length_penalty=options.length_penalty
-    )
-    report = {"data": str(part), "split": part.name, **report}
-    print("\n".join(report_lines(report)))
-    if part.name == "dev":
-        print(f"note: {part} also decided when the training stopped; a test set of its own is better", file=sys.stderr)
-    _write(options, report, run, record if is_recorded else None, checkpoint)
-
-
-def _write(
-    options: EvaluateOptions, report: dict[str, Any], run: Path, record: dict[str, Any] | None, checkpoint: Path
-) -> None:
-    """Write the files of the options. Write the metrics and the worst examples into the record of
-    the run, which the model card shows, if it is given.
-    """
-    rows, split = report.pop("predictions"), report["split"]
-    if record is not None:
-        found: dict[str, Any] = {"metrics": headline(report).to_record(checkpoint.name)}
-        found["errors"] = {"confusion": report.get("confusion", {}), "worst": worst_rows(rows)}
-        for name, value in found.items():
-            record[name] = {**record.get(name, {}), split: value}
-        replace_text(run / "record.json", to_json(record))
+    source, target = names["source"] or "en", names["target"] or "de"
+    search = (options.num_beams, options.length_penalty)
+    if isinstance(model, TranslationModel) and (split is not None or _has_named_split(data, source)):
+        split = split or _default_split(data, source, target)
+        test_set, evaluated = read_test_set(data, split, source, target, options.limit), f"{data / split}.{source}"
+        evaluation = evaluate_search(model, tokenizer, test_set, target, *search)
+        if test_set.tokenised_references is None:
+            missing = tokenised_path(data, split, target)
+            print(f"note: tok-lc BLEU is not computed, because {missing} is missing", file=sys.stderr)
+    else:
+        if split is not None:
+            raise UsageError(f"--split is for translation only; omit it for {task}")
+        if task not in PAIR_TASKS:
+            names |= {"source": None, "target": None}
+        reading = Reading(task, **names, multi_label=getattr(model.config, "multi_label", False))
+        part = _held_out(record, data, reading)
+        evaluation = evaluate_model(model, tokenizer, list(islice(part, options.limit)), *search)
+        split, evaluated = part.name, str(part)
+        if split == "dev":
+            note = f"{part} also decided when the training stopped; a test set of its own is better"
+            print(f"note: {note}", file=sys.stderr)
+    print("\n".join([f"evaluated on {evaluated}", "", *report_lines(evaluation)]))
+    is_own_data = "data_path" in record and data.resolve() == Path(record["data_path"]).resolve()
+    if is_own_data and options.limit is None and checkpoint.name == AVERAGED:
+        _add_to_record(run / "record.json", record, split, evaluation)
     if options.predictions is not None:
-        replace_text(options.predictions, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in evaluation.predictions)
+        replace_text(options.predictions, "".join(lines))
     if options.json_ is not None:
-        write_json(options.json_, report)
+        facts = load_metadata(weights_file(checkpoint))
+        report = {"data": evaluated, "split": split, "task": task, "checkpoint": facts}
+        write_json(options.json_, {**report, **evaluation.report(checkpoint.name)})
+
+
+def _add_to_record(path: Path, record: dict[str, Any], split: str, evaluation: Evaluation) -> None:
+    """Write the metrics and the worst examples into the record of a run, for the model card."""
+    errors = {"confusion": evaluation.details.get("confusion", {}), "worst": worst_rows(evaluation.predictions)}
+    for name, value in {"metrics": evaluation.to_record(AVERAGED), "errors": errors}.items():
+        record[name] = {**record.get(name, {}), split: value}
+    replace_text(path, to_json(record))
 
 
 def write_json(path: Path, report: Mapping[str, Any]) -> None:
-    """Write a report without its predictions."""
-    fields = {name: value for name, value in report.items() if name != "predictions"}
-    replace_text(path, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
+    replace_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
 def _held_out(record: Mapping[str, Any], data: Path, reading: Reading) -> Split:
@@ -123,22 +116,6 @@ def _has_named_split(data: Path, source: str) -> bool:
     return any((data / f"{name}.{source}").is_file() for name in names) or not any(data.iterdir())
 
 
-def evaluate_split(options: EvaluateOptions, checkpoint: Path, data: Path, source: str, target: str) -> dict[str, Any]:
-    """Print the scores of translations of two files of a folder, in two ways of counting words, and
-    return the report. `source` and `target` are the endings of the files.
-    """
-    scores, report = evaluated(
-        checkpoint, data, options.split, source, target, options.num_beams, options.length_penalty, options.limit
-    )
-    tokenised = f"BLEU {scores.tokenised_bleu}"
-    if scores.tokenised_bleu is None:
-        tokenised = f"not computed, because {tokenised_path(data, report['split'], target)} is missing"
-    print(f"tok-lc: {tokenised}")
-    print(f"detok, cased: BLEU {scores.bleu}; chrF {scores.chrf}")
-    pairs = map(PairRecord, *read_parallel(data, report["split"], source, target))
-    return report | {"predictions": translation_rows(list(islice(pairs, options.limit)), report["outputs"])}
-
-
 def _default_split(data: Path, source: str, target: str) -> str:
     """Return the test split of Multi30k if the folder has it, otherwise the validation split."""
     missing = list[Path]()
@@ -158,31 +135,3 @@ def _default_split(data: Path, source: str, target: str) -> str:
         "per line to the folder and name them with --split SPLIT "
         "(make evaluate ARGS='--split SPLIT'), or change --source and --target"
     )
-
-
-def evaluated(
-    checkpoint: Path,
-    data: Path,
-    split: str | None,
-    source: str,
-    target: str,
-    num_beams: int = 5,
-    length_penalty: float = 1.0,
-    limit: int | None = None,
-) -> tuple[Scores, dict[str, Any]]:
-    """Return the scores of a checkpoint on a split, and the report for `--json`."""
-    model, tokenizer = load_checkpoint(checkpoint)
-    split = split or _default_split(data, source, target)
-    test_set = read_test_set(data, split, source, target, limit)
-    outputs = translate(model, tokenizer, test_set.sources, num_beams, length_penalty)
-    scores = score(outputs, test_set, target)
-    return scores, {
-        "task": "translation",
-        "split": split,
-        "sentences": len(outputs),
-        "num_beams": num_beams,
-        "length_penalty": length_penalty,
-        "checkpoint": load_metadata(weights_file(checkpoint)),
-        **dataclasses.asdict(scores),
-        "outputs": outputs,
-    }

@@ -18,7 +18,7 @@ from sightline.export.graphs.nodes import SCORES
 from sightline.export.graphs.recurrent_graphs import STATE_INPUTS
 from sightline.model.architectures.recurrent import RecurrentModel, RecurrentState, RecurrentStep
 from sightline.model.data.batches import pad
-from sightline.model.decoding.reference import greedy, one_thread, pytorch_steps
+from sightline.model.decoding import one_thread, search, translate_batch
 from sightline.model.float32 import max_abs
 from sightline.model.rounding import Reference, reference
 
@@ -85,8 +85,8 @@ def _compare_batch(sessions: Sessions, models: Reference[RecurrentModel], source
     for source in sources:
         first_id = manifest.decoder_prompt_ids(source)[-1]
         max_new_tokens = min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
-        expected = greedy(pytorch_steps(models.exact, source), first_id, end_ids, max_new_tokens).ids
-        generated = greedy(onnx_steps(sessions, source), first_id, end_ids, max_new_tokens).ids
+        (expected,) = translate_batch(models.exact, [source], max_new_tokens)
+        (generated,) = search(onnx_steps(sessions, source), 1, first_id, end_ids, max_new_tokens)
         if generated != expected:
             is_close = _differ_where_close(models, source, first_id, expected, generated)
             generations, close_generations = generations + (not is_close), close_generations + is_close

@@ -1,9 +1,9 @@
 """Slow execution of a bundle's graphs for verification. States are updated in place, as served."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 
 from sightline.base.bundle import PREFILL_TOKENS, VOCABULARY_OUTPUTS, Graph, Manifest, State
 from sightline.export.limits import folder_bytes
-
-if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
-    from sightline.model.decoding.reference import NextLogits
 
 SMALL_BYTES = 10_000_000  # of a bundle whose operations are shorter than the time that threads wait for each other
 Array = NDArray[Any]
@@ -230,8 +227,9 @@ def run_step(
     return {name: array[:, :, :, 0] if name in maps else array for name, array in arrays.items()}
 
 
-def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> "NextLogits":
-    """Return the `NextLogits` function of a bundle for `sightline.model.decoding.reference`.
+def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> Callable[..., NDArray[np.float32]]:
+    """Return the `NextLogits` function of a bundle for `sightline.model.decoding.search`, for one
+    source, whose index it ignores.
 
     Each call reads the last token of each prefix and keeps the states, so that the next call can
     extend the prefixes. A prefix begins with the last token of `Manifest.decoder_prompt_ids`.
@@ -241,7 +239,7 @@ def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> "NextLogits":
     grows = {state.input: _target_axis(state) for state in manifest.states}
     known: dict[tuple[int, ...], States] = {(): read_sources(sessions, [source_ids], 0)[1]}
 
-    def next_logits(prefixes: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    def next_logits(prefixes: Sequence[Sequence[int]], _: Sequence[int] = ()) -> NDArray[np.float32]:
         parents = [tuple(prefix[:-1]) for prefix in prefixes]
         if any(parent not in known for parent in parents):
             next_logits(parents)

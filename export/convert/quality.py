@@ -77,7 +77,7 @@ def encode_sources(manifest: Manifest, tokenizer: Tokenizer, sentences: Sequence
 def _translate(sessions: Sessions, tokenizer: Tokenizer, sources: Sequence[Sequence[int]], num_beams: int) -> list[str]:
     from tqdm import tqdm
 
-    from sightline.model.decoding.reference import beam
+    from sightline.model.decoding import search
     from sightline.model.evaluation.bleu import MAX_NEW_TOKENS
 
     manifest, outputs = sessions.manifest, []
@@ -86,8 +86,8 @@ def _translate(sessions: Sessions, tokenizer: Tokenizer, sources: Sequence[Seque
     ):
         steps, first_id = onnx_steps(sessions, source), manifest.decoder_prompt_ids(source)[-1]
         max_new_tokens = min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
-        (best,) = beam(steps, first_id, manifest.tokens.end_ids, max_new_tokens, num_beams)
-        outputs.append(decode_ids(tokenizer, best.ids))
+        (best,) = search(steps, 1, first_id, manifest.tokens.end_ids, max_new_tokens, num_beams)
+        outputs.append(decode_ids(tokenizer, best))
     return outputs
 
 

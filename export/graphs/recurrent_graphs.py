@@ -34,7 +34,7 @@ from sightline.export.graphs.nodes import (
 )
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.config import RecurrentConfig
-from sightline.model.layers.recurrent_attention import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
+from sightline.model.layers.recurrent_attention import AdditiveScore, LocationScore
 
 # Order of the gates. ONNX has z, r, h for a GRU and i, o, f, c for an LSTM; PyTorch has r, z, n and
 # i, f, g, o.
@@ -63,8 +63,8 @@ def states(model: RecurrentModel) -> tuple[State, ...]:
         made.append(State(input="context", init="encoder", encoder_output="context", shape=(size,)))
     elif config.attention != "none":
         made.append(State(input="annotations", init="encoder", encoder_output="hidden", shape=("source", size)))
-    if isinstance(model.score, ProjectedScore):
-        size = model.score.key_size
+    if model.score is not None and model.score.annotation is not None:
+        size = model.score.annotation.out_features
         made.append(State(input="keys", init="encoder", encoder_output="keys", shape=("source", size)))
     hidden = (config.decoder_size,)
     state, cell, feed = STATE_INPUTS.values()
@@ -114,9 +114,9 @@ def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto
     shape = graph.constant([0, 0, config.annotation_size], np.int64)
     hidden = graph.output("hidden", FLOAT, ("batch", "source", config.annotation_size))
     graph.add("Reshape", by_row, shape, output=hidden)
-    if isinstance(model.score, ProjectedScore):
-        keys = graph.output("keys", FLOAT, ("batch", "source", model.score.key_size))
-        weight = graph.weight("score.annotation.weight", model.score.annotation.weight.T)
+    if model.score is not None and (projection := model.score.annotation) is not None:
+        keys = graph.output("keys", FLOAT, ("batch", "source", projection.out_features))
+        weight = graph.weight("score.annotation.weight", projection.weight.T)
         graph.add("MatMul", hidden, weight, output=keys)
     by_direction = graph.add("Transpose", last, perm=[1, 0, 2])  # (B, directions, A / directions)
     last_states = graph.constant([0, config.annotation_size], np.int64)
@@ -249,17 +249,17 @@ class _Step:
         """Add the scores (B, S) of a state (B, H)."""
         graph, config, score = self._graph, self._config, self._model.score
         assert score is not None, "the model has attention"
-        if isinstance(score, LocationScore):
-            return self._truncate(_linear(graph, "score.state", query, score.state))
-        keys = self._truncate("keys" if isinstance(score, ProjectedScore) else "annotations")
-        if isinstance(score, AdditiveScore | ReducedRankScore):
+        if score.state is not None:
             query = _linear(graph, "score.state", query, score.state)
+        if isinstance(score, LocationScore):
+            return self._truncate(query)
+        keys = self._truncate("annotations" if score.annotation is None else "keys")
         query = graph.add("Unsqueeze", query, graph.constant([1], np.int64))  # (B, 1, K)
         if isinstance(score, AdditiveScore):
             inner = graph.add("Tanh", graph.add("Add", query, keys))  # (B, S, K)
             return products(graph, graph.weight("score.weights.weight", score.weights.weight.unsqueeze(0)), inner)
         unscaled = products(graph, query, keys)
-        factor = score.scale(score.key_size if isinstance(score, ProjectedScore) else config.annotation_size)
+        factor = score.scale(config.annotation_size if score.annotation is None else score.annotation.out_features)
         return unscaled if factor == 1 else graph.add("Mul", unscaled, graph.constant(factor, np.float32))
 
     def _centres(self, query: str) -> str:

@@ -17,16 +17,14 @@ from sightline.export.graphs.encoder_graph import EncoderAttentionBuilder
 from sightline.export.graphs.layers import LayerBuilder
 from sightline.export.graphs.nodes import FLOAT, INT32, INT64, LOWEST, token_mask
 from sightline.model.config import matrix_indices
-from sightline.model.layers.linformer import LinformerAttention, Projections
+from sightline.model.layers.linformer import Projections
 from sightline.model.layers.multi_head_attention import MultiHeadAttention
 
 RESULT = "hidden"  # the only output that is not an attention map
 MODULE = "encoder.0.self_attention"  # the builder's name of the attention
 
 
-def exported_graph(
-    module: MultiHeadAttention | LinformerAttention, projections: Projections | None, weights: WeightFile
-) -> onnx.ModelProto:
+def exported_graph(module: MultiHeadAttention, projections: Projections | None, weights: WeightFile) -> onnx.ModelProto:
     """Build the graph with the export's own code: `x` (B, S, M) and `lengths` (B,) to `hidden` (B,
     S, M) and maps.
     """
@@ -101,9 +99,7 @@ def save_graph(model: onnx.ModelProto, folder: Path) -> Path:
     return path
 
 
-def _layer_builder(
-    graph: GraphBuilder, module: MultiHeadAttention | LinformerAttention, projections: Projections | None
-) -> LayerBuilder:
+def _layer_builder(graph: GraphBuilder, module: MultiHeadAttention, projections: Projections | None) -> LayerBuilder:
     """Describe the attention of a module as that of an encoder of one layer."""
     width, heads = module.query.in_features, module.num_heads
     modules: dict[str, Source] = {f"{MODULE}.{part}": part for part in ("query", "key", "value", "output")}
@@ -124,6 +120,6 @@ def _inputs(graph: GraphBuilder, d_model: int) -> tuple[str, str, str]:
     return x, lengths, graph.add("Shape", x, start=1, end=2)
 
 
-def _output(graph: GraphBuilder, attended: str, module: MultiHeadAttention | LinformerAttention) -> None:
+def _output(graph: GraphBuilder, attended: str, module: MultiHeadAttention) -> None:
     shape = ("batch", "source", module.output.out_features)
     graph.add("Identity", attended, output=graph.output(RESULT, FLOAT, shape))

@@ -38,7 +38,7 @@ from lab.study.attention_graphs import RESULT, exported_graph, plain_graph, save
 from sightline.base.machine import usable_threads
 from sightline.export.graphs.builder import WeightFile
 from sightline.model.config import TransformerConfig
-from sightline.model.layers.linformer import LinformerAttention, Projections
+from sightline.model.layers.linformer import Projections
 from sightline.model.layers.multi_head_attention import MultiHeadAttention
 
 NAME = "linformer"
@@ -179,13 +179,12 @@ def write_graph(variant: Variant, tokens: int, folder: Path) -> Path:
     module, projections = modules(variant, tokens)
     with WeightFile(folder / "weights.bin") as weights:
         if variant.attention == "plain":
-            assert isinstance(module, MultiHeadAttention), "plain products have no projections"
             return save_graph(plain_graph(module, weights), folder)
         graph = exported_graph(module, projections, weights)
         return save_graph(graph if variant.has_maps else without_maps(graph), folder)
 
 
-def modules(variant: Variant, tokens: int) -> tuple[MultiHeadAttention | LinformerAttention, Projections | None]:
+def modules(variant: Variant, tokens: int) -> tuple[MultiHeadAttention, Projections | None]:
     """Return the layer in PyTorch and, for a Linformer, its projections with E = F."""
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
@@ -201,7 +200,7 @@ def modules(variant: Variant, tokens: int) -> tuple[MultiHeadAttention | Linform
             linformer_sharing="layerwise",
             max_positions=tokens,
         )
-        return LinformerAttention(D_MODEL, NUM_HEADS).eval(), Projections(config)
+        return MultiHeadAttention(D_MODEL, NUM_HEADS).eval(), Projections(config)
 
 
 Measure = Callable[[Row], float]

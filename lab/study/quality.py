@@ -16,7 +16,6 @@ from sightline.base.bundle import Manifest
 from sightline.model.data.corpus import open_held_out
 from sightline.model.data.formats import Reading
 from sightline.model.data.records import LabelledRecord
-from sightline.model.evaluation.accuracy import accuracy_fields
 from sightline.model.evaluation.bleu import read_test_set, score
 from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.evaluation.share import Share
@@ -76,7 +75,9 @@ def _accuracy(served: Served, manifest: Manifest, data: Path, split: str) -> Map
     texts, labels = read_reviews(data, split)
     outputs = served.outputs("/v1/classify", {"model": manifest.name}, texts)
     right = [output["labels"][0]["label"] == label for output, label in zip(outputs, labels, strict=True)]
-    return {"split": split, **accuracy_fields(Share(sum(right), len(right)))}
+    share = Share(sum(right), len(right))
+    accuracy = {"accuracy": round(100 * share.value, 2), "interval_95": share.percent_interval}
+    return {"split": split, "sentences": share.total, "correct": share.count, **accuracy}
 
 
 def read_reviews(data: Path, split: str) -> tuple[list[str], list[str]]:

@@ -21,8 +21,7 @@ from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_metadata, load_model
 from sightline.model.config import architecture_of
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines, prompt_tokenizer
-from sightline.model.decoding.batched import continue_greedily
-from sightline.model.decoding.reference import one_thread
+from sightline.model.decoding import continue_greedily, one_thread
 from sightline.model.evaluation.share import Share
 from sightline.model.parts import WEIGHTS
 

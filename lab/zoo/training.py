@@ -18,14 +18,17 @@ from lab.zoo.hard_attention import TRANSLATION
 from lab.zoo.recall import NUM_DIALOGUES, SEED, TURNS, recall_report
 from lab.zoo.systems import GROUPS, PLAN, SYSTEMS, System
 from sightline.base.errors import Interrupted, UsageError
+from sightline.model.checkpoint import load_checkpoint, load_metadata, load_model
 from sightline.model.config import SPECIAL_IDS, ArchitectureConfig
 from sightline.model.data.corpus import open_held_out
 from sightline.model.data.formats import Reading
 from sightline.model.data.records import TaskName
 from sightline.model.data.tokenizer_training import read_tokenizer
-from sightline.model.evaluate_command import evaluated, write_json
+from sightline.model.evaluate_command import write_json
+from sightline.model.evaluation.bleu import read_test_set, score, translate
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.evaluation.evaluate import evaluate_checkpoint
+from sightline.model.evaluation.evaluate import evaluate_model
+from sightline.model.parts import weights_file
 from sightline.model.train_command import TASKS as PRODUCT_TASKS
 from sightline.model.training.folder import RunFolder, locked
 from sightline.model.training.options import AUTO, Precision, TrainConfig, make_config, read_options, read_train_config
@@ -217,10 +220,19 @@ def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) 
         make_trainer(system, config, data, run).fit()
     checkpoint = run / "averaged"
     if system.corpus.languages is not None:
-        _, report = evaluated(checkpoint, data, TEST_SPLIT, *system.corpus.languages, system.num_beams)
+        report = score_report(checkpoint, data, *system.corpus.languages, system.num_beams)
     elif system.corpus.chat is not None:
         report = recall_report(checkpoint, TURNS, NUM_DIALOGUES, SEED)
     else:
         records = list(open_held_out(data / "dev.jsonl", Reading(system.task)))
-        report = {"split": "dev", **evaluate_checkpoint(checkpoint, records)}
+        report = {"split": "dev", **evaluate_model(*load_model(checkpoint), records).report(checkpoint.name)}
     write_json(path, report)
+
+
+def score_report(checkpoint: Path, data: Path, source: str, target: str, num_beams: int) -> dict[str, Any]:
+    """Return the scores and outputs of a checkpoint on the test split of Multi30k."""
+    test_set = read_test_set(data, TEST_SPLIT, source, target)
+    outputs = translate(*load_checkpoint(checkpoint), test_set.sources, num_beams, 1.0)
+    facts = {"split": TEST_SPLIT, "num_beams": num_beams, "length_penalty": 1.0}
+    facts["checkpoint"] = load_metadata(weights_file(checkpoint))
+    return {**facts, **asdict(score(outputs, test_set, target)), "outputs": outputs}

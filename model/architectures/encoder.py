@@ -37,7 +37,7 @@ class EncoderOnlyModel(TransformerBase):
 
         Returns hidden states (B, S, M), and the attention weights (L, B, H, S, S) or None.
         """
-        return self._encode(source, length_mask(source_lengths, source.size(1)).squeeze(1), need_weights)
+        return self._encode(source, length_mask(source_lengths, source.size(1)), need_weights)
 
     def _encode(self, source: Tensor, mask: Tensor, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Encode the tokens where `mask` (B, S) is True."""
@@ -54,7 +54,7 @@ class EncoderOnlyModel(TransformerBase):
         3.1). A dropped token is neither attended to nor part of the mean. The end token, the last
         of each source, is never dropped.
         """
-        mask = length_mask(source_lengths, source.size(1)).squeeze(1)  # (B, S)
+        mask = length_mask(source_lengths, source.size(1))  # (B, S)
         if self.training and self.config.word_dropout:
             is_last = torch.arange(source.size(1), device=source.device) == source_lengths.unsqueeze(1) - 1
             mask &= is_last | (torch.rand(source.shape, device=source.device) >= self.config.word_dropout)

@@ -194,7 +194,7 @@ class PretrainedEncoder(PretrainedModel):
 
     def embed(self, source: Tensor, source_lengths: Tensor) -> Tensor:
         """Return the pooled hidden states (B, M) of padded token ids (B, S)."""
-        mask = length_mask(source_lengths, source.size(1)).squeeze(1)  # (B, S)
+        mask = length_mask(source_lengths, source.size(1))  # (B, S)
         hidden = at_least_float32(self.module(source, attention_mask=mask.long()).last_hidden_state)
         if self.config.pooling == "mean":
             return mean_pool(hidden, mask)
@@ -216,7 +216,7 @@ class PretrainedClassifier(PretrainedModel):
         """Return the log-probabilities (B, C) of the labels of padded sources (B, S); if a text has
         any number of labels, the logits, whose sigmoids are the probabilities.
         """
-        mask = length_mask(source_lengths, source.size(1)).squeeze(1)
+        mask = length_mask(source_lengths, source.size(1))
         logits = at_least_float32(self.module(source, attention_mask=mask.long()).logits)
         return logits if self.config.multi_label else logits.log_softmax(dim=-1)
 
@@ -226,7 +226,7 @@ class PretrainedReranker(PretrainedModel):
 
     def forward(self, source: Tensor, source_lengths: Tensor) -> Tensor:
         """Return the logits (B,) of the scores of padded pairs (B, S)."""
-        mask = length_mask(source_lengths, source.size(1)).squeeze(1)
+        mask = length_mask(source_lengths, source.size(1))
         types = {}
         if self.config.type_separators:  # tokens after the first separator have the type 1
             is_separator = source == self.config.type_separators[0]
@@ -302,12 +302,12 @@ class PretrainedTranslator(PretrainedGenerator):
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, None]:
         """Return the hidden states (B, S, M) of padded token ids (B, S)."""
-        mask = length_mask(source_lengths, source.size(1)).squeeze(1)
+        mask = length_mask(source_lengths, source.size(1))
         return self.module.get_encoder()(source, attention_mask=mask.long()).last_hidden_state, None
 
     def decode(self, target: Tensor, memory: Tensor, source_lengths: Tensor) -> tuple[Tensor, None, None]:
         """Return features (B, T, M) of target ids (B, T), the input of `logits`."""
-        mask = length_mask(source_lengths, memory.size(1)).squeeze(1)
+        mask = length_mask(source_lengths, memory.size(1))
         decoded = self.module.get_decoder()(
             input_ids=target, encoder_hidden_states=memory, encoder_attention_mask=mask.long(), use_cache=False
         )

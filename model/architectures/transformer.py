@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sightline.model.config import TransformerConfig, guided_layer
 from sightline.model.layers.embedding import TransformerBase
-from sightline.model.layers.linformer import LinformerAttention, Projections, token_weights
+from sightline.model.layers.linformer import Projections, token_weights
 from sightline.model.layers.multi_head_attention import (
     AttentionWithoutWeights,
     MultiHeadAttention,
@@ -25,8 +25,6 @@ from sightline.model.layers.transformer_layer import DecoderLayer, EncoderLayer,
 def _encoder_attention(config: TransformerConfig) -> SelfAttention:
     if config.encoder_attention == "single-head-without-weights":
         return AttentionWithoutWeights()
-    if config.encoder_attention == "linformer":
-        return LinformerAttention(config.d_model, config.encoder_heads)
     return MultiHeadAttention.between_own_tokens(config, config.encoder_heads)
 
 
@@ -55,7 +53,7 @@ class Transformer(TransformerBase):
         S is at most `max_positions`. Returns hidden states (B, S, M), and the attention weights by
         kind (see `attention_maps`) or None.
         """
-        mask = length_mask(source_lengths, source.size(1)).unsqueeze(1)  # (B, 1, 1, S)
+        mask = length_mask(source_lengths, source.size(1))[:, None, None]  # (B, 1, 1, S)
         if self.config.causal_encoder:
             mask = mask & causal_mask(source.size(1), source.device)
         x = self.embed(source)
@@ -102,7 +100,7 @@ class Transformer(TransformerBase):
         cross-attention of the layers in `weighted`.
         """
         self_mask = causal_mask(target.size(1), target.device)
-        memory_mask = length_mask(source_lengths, memory.size(1)).unsqueeze(1)  # (B, 1, 1, S)
+        memory_mask = length_mask(source_lengths, memory.size(1))[:, None, None]  # (B, 1, 1, S)
         x = self.embed(target)
         self_maps, cross_maps = list[Tensor](), list[Tensor]()
         for number, layer in enumerate(self.decoder):

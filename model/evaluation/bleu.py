@@ -1,4 +1,4 @@
-"""BLEU and chrF of translations of a test set.
+"""BLEU and chrF of translations.
 
 There are two kinds of scores, which must not be compared with each other. `tokenised_bleu` is
 comparable with the literature on Multi30k: output and reference are lowercased, normalized and
@@ -6,12 +6,10 @@ Moses-tokenized. `bleu` and `chrf` are computed on the cased text that a reader 
 the tokenization of the target language.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -20,16 +18,15 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from sightline.base.errors import UsageError
 from sightline.model.architectures.factory import TranslationModel
 from sightline.model.config import PretrainedConfig
 from sightline.model.data.pretrained import target_tokenizer
 from sightline.model.data.records import PairRecord, Record
 from sightline.model.data.text import read_lines, read_parallel
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines
-from sightline.model.decoding.batched import translate_batch
+from sightline.model.decoding import translate_batch
 from sightline.model.evaluation.length_groups import MAX_TOKENS, encode_fitting, grouped
-from sightline.model.evaluation.result import Evaluation, Method, shortened
+from sightline.model.evaluation.result import Evaluation, Method, only, sample_lines
 
 MAX_NEW_TOKENS = 128
 
@@ -51,9 +48,7 @@ class Score:
 
     value: float
     signature: str
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.signature})"
+    interval: tuple[float, float] | None = None  # of 95 %
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class EvaluationSet:
 
     sources: list[str]
     references: list[str]
-    tokenised_references: list[str] | None
+    tokenised_references: list[str] | None = None
 
 
 def tokenised_path(folder: Path, split: str, target: str) -> Path:
@@ -83,8 +78,6 @@ def read_test_set(folder: Path, split: str, source: str, target: str, limit: int
     """Read the first `limit` pairs of a split, or all of them. Tokenized references are optional.
     Raises `ValueError` for files of different numbers of lines.
     """
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit must be at least 1, got {limit}")
     sources, references = read_parallel(folder, split, source, target)
     path, tokenised = tokenised_path(folder, split, target), None
     if path.is_file():
@@ -104,10 +97,6 @@ def translate(
     """Translate sentences by beam search, with a progress bar on a terminal. Raises `ValueError`
     for a sentence that is too long for the model.
     """
-    if num_beams < 1:
-        raise UsageError(f"num_beams must be at least 1, got {num_beams}")
-    if not math.isfinite(length_penalty):
-        raise UsageError(f"length_penalty must be a finite number, got {length_penalty}")
     longest = model.config.max_positions
     sources = encode_fitting(tokenizer, sentences, longest)
     return _translate(model, tokenizer, sources, min(MAX_NEW_TOKENS, longest), num_beams, length_penalty)
@@ -144,26 +133,43 @@ def evaluate_translation(model: TranslationModel, tokenizer: Tokenizer, records:
     Pairs that are too long for the model are skipped. A translation has at most twice as many
     tokens as the longest source, and ten, so that an untrained model takes little time.
     """
-    longest = model.config.max_positions
-    pairs = [record for record in records if isinstance(record, PairRecord)][:MAX_VALIDATED]
+    longest, pairs = model.config.max_positions, only(records, PairRecord)[:MAX_VALIDATED]
     encoded = encode_lines(tokenizer, [pair.source for pair in pairs])
     kept = [(pair, ids) for pair, ids in zip(pairs, encoded, strict=True) if len(ids) <= longest]
     if not kept:
         return Evaluation({})
-    sources, references = [pair.source for pair, _ in kept], [pair.target for pair, _ in kept]
-    rows = [ids for _, ids in kept]
-    max_new_tokens = min(MAX_NEW_TOKENS, longest, 2 * max(map(len, rows)) + 10)
-    outputs = _translate(model, tokenizer, rows, max_new_tokens)
-    samples = [
-        f"source: {shortened(source)} | reference: {shortened(reference)} | output: {shortened(output)}"
-        for source, reference, output in zip(sources[:3], references[:3], outputs[:3], strict=True)
+    max_new_tokens = min(MAX_NEW_TOKENS, longest, 2 * max(len(ids) for _, ids in kept) + 10)
+    outputs = _translate(model, tokenizer, [ids for _, ids in kept], max_new_tokens)
+    return evaluate_outputs(outputs, test_set_of([pair for pair, _ in kept]), "greedy")
+
+
+def evaluate_outputs(outputs: Sequence[str], test_set: EvaluationSet, search: str, target: str = "") -> Evaluation:
+    """Return the scores of translations with intervals, and each translation with its chrF.
+    `target` is the code of the language.
+    """
+    scores, chrf = score(outputs, test_set, target, BOOTSTRAP_SAMPLES), CHRF()
+    named = {"chrF": scores.chrf, "BLEU": scores.bleu, "tok-lc BLEU": scores.tokenised_bleu}
+    known = {name: one for name, one in named.items() if one is not None}
+    predictions = [
+        {
+            "source": source,
+            "reference": reference,
+            "output": output,
+            "chrF": round(chrf.sentence_score(output, [reference]).score, 2),
+        }
+        for source, reference, output in zip(test_set.sources, test_set.references, outputs, strict=True)
     ]
-    scores = {
-        name: _corpus_score(metric, outputs, references)
-        for name, metric in (("chrF", CHRF()), ("BLEU", cased_bleu(references)))
-    }
-    methods = {name: Method(len(kept), search_name(1), figure.signature) for name, figure in scores.items()}
-    return Evaluation({name: figure.value for name, figure in scores.items()}, tuple(samples), methods)
+    return Evaluation(
+        {name: one.value for name, one in known.items()},
+        sample_lines(predictions),
+        {name: Method(len(outputs), search, one.signature, one.interval) for name, one in known.items()},
+        predictions,
+        {"outputs": outputs},
+    )
+
+
+def test_set_of(pairs: Sequence[PairRecord]) -> EvaluationSet:
+    return EvaluationSet([pair.source for pair in pairs], [pair.target for pair in pairs])
 
 
 def search_name(num_beams: int, length_penalty: float = 1.0) -> str:
@@ -188,40 +194,6 @@ def cased_bleu(references: Sequence[str], language: str = "") -> BLEU:
         return BLEU(tokenize="char", force=True)
 
 
-def bootstrapped_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """Return BLEU and chrF with 95 % confidence intervals as fields of a report.
-
-    The intervals contain the scores of 95 % of sets of sentences that are drawn with replacement
-    (bootstrap; Koehn 2004), with the seed of sacreBLEU.
-    """
-    fields = {}
-    for name, metric in (("bleu", cased_bleu(references)), ("chrf", CHRF())):
-        value = metric.corpus_score(outputs, [references]).score
-        # `corpus_score` can resample too, but fails if the score of a sample is 0.
-        statistics = metric._extract_corpus_statistics(outputs, [references])
-        metric.n_bootstrap = BOOTSTRAP_SAMPLES
-        metric.seed, samples = _bootstrap_resample(statistics, metric, BOOTSTRAP_SAMPLES)
-        scores = sorted(float(sample.score) for sample in samples)
-        rank = BOOTSTRAP_SAMPLES // 40
-        interval = [round(scores[rank], 2), round(scores[-1 - rank], 2)]
-        fields[name] = {"value": value, "interval_95": interval, "signature": str(metric.get_signature())}
-    return fields
-
-
-def translation_rows(pairs: Sequence[PairRecord], outputs: Sequence[str]) -> list[dict[str, Any]]:
-    """Describe each pair with the output and its chrF."""
-    chrf = CHRF()
-    return [
-        {
-            "source": pair.source,
-            "reference": pair.target,
-            "output": output,
-            "chrF": round(chrf.sentence_score(output, [pair.target]).score, 2),
-        }
-        for pair, output in zip(pairs, outputs, strict=True)
-    ]
-
-
 def moses_lines(lines: Sequence[str], language: str) -> list[str]:
     """Lowercase, normalize and tokenize lines, as in the `lc.norm.tok` files of Multi30k."""
     normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
@@ -233,20 +205,32 @@ def moses_lines(lines: Sequence[str], language: str) -> list[str]:
     ]
 
 
-def score(outputs: Sequence[str], test_set: EvaluationSet, target: str) -> Scores:
-    """Score translations of the sources of a test set; `target` is the code of their language."""
+def score(outputs: Sequence[str], test_set: EvaluationSet, target: str, num_samples: int = 0) -> Scores:
+    """Score translations of the sources of a test set; `target` is the code of their language.
+    `num_samples` adds intervals, see `_corpus_score`.
+    """
     tokenised_bleu = None
     if test_set.tokenised_references is not None:
         # `force` silences the warning of sacreBLEU about tokenized text, which is intended here.
-        metric = BLEU(tokenize="none", force=True)
-        tokenised_bleu = _corpus_score(metric, moses_lines(outputs, target), test_set.tokenised_references)
+        metric, tokenised = BLEU(tokenize="none", force=True), moses_lines(outputs, target)
+        tokenised_bleu = _corpus_score(metric, tokenised, test_set.tokenised_references, num_samples)
     return Scores(
-        bleu=_corpus_score(cased_bleu(test_set.references, target), outputs, test_set.references),
-        chrf=_corpus_score(CHRF(), outputs, test_set.references),
+        bleu=_corpus_score(cased_bleu(test_set.references, target), outputs, test_set.references, num_samples),
+        chrf=_corpus_score(CHRF(), outputs, test_set.references, num_samples),
         tokenised_bleu=tokenised_bleu,
     )
 
 
-def _corpus_score(metric: BLEU | CHRF, outputs: Sequence[str], references: Sequence[str]) -> Score:
-    value = metric.corpus_score(outputs, [references]).score
-    return Score(value, str(metric.get_signature()))
+def _corpus_score(metric: BLEU | CHRF, outputs: Sequence[str], references: Sequence[str], num_samples: int) -> Score:
+    """Return a score. If there are samples, its interval contains the scores of 95 % of sets of
+    sentences that are drawn with replacement (bootstrap; Koehn 2004), with the seed of sacreBLEU.
+    """
+    value, interval = metric.corpus_score(outputs, [references]).score, None
+    if num_samples:
+        # `corpus_score` can resample too, but fails if the score of a sample is 0.
+        statistics = metric._extract_corpus_statistics(outputs, [references])
+        metric.n_bootstrap = num_samples
+        metric.seed, samples = _bootstrap_resample(statistics, metric, num_samples)
+        scores, rank = sorted(float(sample.score) for sample in samples), num_samples // 40
+        interval = (round(scores[rank], 2), round(scores[-1 - rank], 2))
+    return Score(value, str(metric.get_signature()), interval)

@@ -2,53 +2,41 @@
 character and its label are.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 
 from sightline.model.architectures.factory import TaggingModel
 from sightline.model.data.records import Entity, Record, TaggedRecord
 from sightline.model.data.tags import entities_of, windows
-from sightline.model.evaluation.accuracy import NUM_SAMPLES, Counts, label_fields, macro_f1, total
-from sightline.model.evaluation.length_groups import device_of, grouped, padded
-from sightline.model.evaluation.result import Evaluation, Method, shortened
+from sightline.model.evaluation.accuracy import NUM_SAMPLES, Counts, count_labels, f1_metrics, label_fields, total
+from sightline.model.evaluation.length_groups import outputs_of
+from sightline.model.evaluation.result import Evaluation, Method, only, shortened
 
 Entities = Sequence[frozenset[Entity]]  # of each text
 
 
-@torch.inference_mode()
 def predict_entities(model: TaggingModel, tokenizer: Tokenizer, texts: Sequence[str]) -> list[frozenset[Entity]]:
     """Return the entities of each text, by the most likely tag of each token."""
-    config, device = model.config, device_of(model)
-    found = enumerate(windows(tokenizer, texts, config.max_positions))
+    found = enumerate(windows(tokenizer, texts, model.config.max_positions))
     parts = [(index, window) for index, text in found for window in text]
     predicted = [frozenset[Entity]()] * len(texts)
-    for group in grouped([len(window.ids) for _, window in parts]):
-        scores = model(*padded([parts[number][1].ids for number in group], config.pad_id, device))  # (B, S, C)
-        for number, indices in zip(group, scores.argmax(dim=-1).tolist(), strict=True):
-            index, window = parts[number]
-            predicted[index] |= {*entities_of(window, [config.labels[tag] for tag in indices[: len(window.ids)]])}
+    for (index, window), scores in zip(parts, outputs_of(model, [window.ids for _, window in parts]), strict=True):
+        tags = scores[: len(window.ids)].argmax(dim=-1).tolist()  # scores of labels (S, C)
+        predicted[index] |= {*entities_of(window, [model.config.labels[tag] for tag in tags])}
     return predicted
 
 
 def count_entities(predicted: Entities, expected: Entities) -> dict[str, Counts]:
     """Return the numbers of entities of each label that occurs."""
-    pairs = list(zip(predicted, expected, strict=True))
-    right, wrong, missed = (
-        Counter(entity.label for entities in found for entity in entities)
-        for found in ([a & b for a, b in pairs], [a - b for a, b in pairs], [b - a for a, b in pairs])
-    )
-    return {label: Counts(right[label], wrong[label], missed[label]) for label in sorted({*right, *wrong, *missed})}
+    return count_labels(predicted, expected, lambda entity: entity.label)
 
 
-def entity_metrics(counts: Sequence[Counts]) -> dict[str, float]:
+def entity_metrics(counts: Mapping[str, Counts]) -> dict[str, float]:
     """Return the metrics of a tagger in percent."""
-    sums = total(counts)
-    values = {"micro F1": sums.f1, "macro F1": macro_f1(counts), "precision": sums.precision, "recall": sums.recall}
-    return {name: 100 * value for name, value in values.items()}
+    sums = total(counts.values())
+    return {**f1_metrics(counts), "precision": 100 * sums.precision, "recall": 100 * sums.recall}
 
 
 def error_lines(texts: Sequence[str], predicted: Entities, expected: Entities) -> list[str]:
@@ -65,32 +53,25 @@ def error_lines(texts: Sequence[str], predicted: Entities, expected: Entities) -
     ]
 
 
-def tagging_fields(model: TaggingModel, tokenizer: Tokenizer, records: Sequence[Record]) -> dict[str, Any]:
-    """Return the metrics of a tagger, in total and by label, and errors, as fields of a report."""
-    tagged = [record for record in records if isinstance(record, TaggedRecord)]
-    texts, expected = [record.text for record in tagged], [frozenset(record.entities) for record in tagged]
-    predicted = predict_entities(model, tokenizer, texts)
-    counts = count_entities(predicted, expected)
-    return {
-        "task": "tagging",
-        "sentences": len(texts),
-        "metrics": {name: round(value, 2) for name, value in entity_metrics(list(counts.values())).items()},
-        "labels": label_fields(list(counts.values()), list(counts), "entities"),
-        "samples": error_lines(texts, predicted, expected),
-        "predictions": [
-            {"text": text, "expected": _listed(right), "predicted": _listed(found), "wrong": len(right ^ found)}
-            for text, right, found in zip(texts, expected, predicted, strict=True)
-        ],
-    }
-
-
 def _listed(entities: Iterable[Entity]) -> list[list[Any]]:
     return sorted([entity.start, entity.end, entity.label] for entity in entities)
 
 
 def evaluate_tagging(model: TaggingModel, tokenizer: Tokenizer, records: Sequence[Record]) -> Evaluation:
-    """Return the metrics of a tagger, and texts with errors."""
-    fields = tagging_fields(model, tokenizer, records)
+    """Return the metrics of a tagger, in total and by label, and texts with errors."""
+    tagged = only(records, TaggedRecord)
+    texts, expected = [record.text for record in tagged], [frozenset(record.entities) for record in tagged]
+    predicted = predict_entities(model, tokenizer, texts)
+    counts = count_entities(predicted, expected)
+    metrics = entity_metrics(counts)
+    predictions = [
+        {"text": text, "expected": _listed(right), "predicted": _listed(found), "wrong": len(right ^ found)}
+        for text, right, found in zip(texts, expected, predicted, strict=True)
+    ]
     return Evaluation(
-        fields["metrics"], tuple(fields["samples"]), dict.fromkeys(fields["metrics"], Method(fields["sentences"]))
+        metrics,
+        tuple(error_lines(texts, predicted, expected)),
+        dict.fromkeys(metrics, Method(len(texts))),
+        predictions,
+        {"labels": label_fields(counts, "entities")},
     )

@@ -1,7 +1,7 @@
 """Perplexity and sample outputs of language models, and the share of replies they reproduce."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,9 +19,9 @@ from sightline.model.data.encoding import encode, encode_prompt
 from sightline.model.data.examples import Example
 from sightline.model.data.records import DialogueRecord, Record, TextRecord
 from sightline.model.data.tokenizer_training import decode_ids, special_id
-from sightline.model.decoding.batched import continue_greedily
+from sightline.model.decoding import continue_greedily
 from sightline.model.evaluation.length_groups import device_of, grouped, padded
-from sightline.model.evaluation.result import Evaluation, Method, shortened
+from sightline.model.evaluation.result import Evaluation, Method, only, shortened
 from sightline.model.evaluation.share import Share
 
 MAX_ANSWERS = 50  # dialogues whose last reply is generated
@@ -72,24 +72,19 @@ class ComparedReply:
         return self.given == self.expected
 
 
-class _Chat:
-    """Prompts of a chat model, and the tokens that end its replies."""
-
-    def __init__(self, model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._encoder = tokenizer, None
-        if isinstance(model, PretrainedDecoder):
-            template = read_chat_template(model.config)
-            if template is None:
-                raise UsageError("the model has no chat template, so it cannot be evaluated on dialogues")
-            self._encoder = DialogueEncoder(template, tokenizer)
-            self.end_ids: tuple[int, ...] = (end_token(model.config, tokenizer), model.config.eos_id)
-        else:
-            self.end_ids = (special_id(tokenizer, IM_END), model.config.eos_id)
-
-    def prompt(self, record: DialogueRecord) -> list[int]:
-        if self._encoder is None:
-            return encode_prompt(self._tokenizer, record.messages)
-        return self._encoder.prompt(record)
+def _prompt_encoder(
+    model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer
+) -> tuple[Callable[[DialogueRecord], list[int]], tuple[int, ...]]:
+    """Return a function that encodes the prompt for the next reply of a dialogue, and the tokens
+    that end replies.
+    """
+    if not isinstance(model, PretrainedDecoder):
+        ends = (special_id(tokenizer, IM_END), model.config.eos_id)
+        return lambda record: encode_prompt(tokenizer, record.messages), ends
+    template = read_chat_template(model.config)
+    if template is None:
+        raise UsageError("the model has no chat template, so it cannot be evaluated on dialogues")
+    return DialogueEncoder(template, tokenizer).prompt, (end_token(model.config, tokenizer), model.config.eos_id)
 
 
 def encode_all(
@@ -108,17 +103,17 @@ def answer_dialogues(
     that are too long for the model or end with a reply of more than `MAX_ANSWER_TOKENS` are
     skipped.
     """
-    if not _has_dialogue(records):
+    if not any(isinstance(record, DialogueRecord) for record in records):
         return []
-    chat = _Chat(model, tokenizer)
-    prompts, replies, messages = list[list[int]](), list[list[int]](), list[tuple[int, str]]()
+    encode_dialogue, end_ids = _prompt_encoder(model, tokenizer)
+    asked = list[tuple[int, str, list[int], list[int]]]()  # number of the record, message, prompt and reply
     for number, record in enumerate(records):
-        if not isinstance(record, DialogueRecord) or len(prompts) == MAX_ANSWERS:
+        if not isinstance(record, DialogueRecord) or len(asked) == MAX_ANSWERS:
             continue
         read = [message for exchange in exchanges(record.messages) for message in exchange][:-1]
         if not any(message.role == "user" for message in read):
             continue
-        prompt = chat.prompt(replace(record, messages=tuple(read)))
+        prompt = encode_dialogue(replace(record, messages=tuple(read)))
         # Only the last reply is marked.
         marked = [replace(message, has_loss=False) for message in read]
         marked.append(replace(record.messages[len(read)], has_loss=True))
@@ -130,19 +125,16 @@ def answer_dialogues(
             and len(whole) <= model.config.max_positions
             and len(reply) <= MAX_ANSWER_TOKENS
         ):
-            prompts.append(prompt)
-            replies.append(reply)
-            messages.append((number, read[-1].content))
-    outputs = [list[int]()] * len(prompts)
-    for group in grouped([len(prompt) + len(reply) for prompt, reply in zip(prompts, replies, strict=True)]):
+            asked.append((number, read[-1].content, prompt, reply))
+    outputs = dict[int, list[int]]()
+    for group in grouped([len(prompt) + len(reply) for *_, prompt, reply in asked]):
         # A longer answer could not equal the expected one.
-        longest = max(len(replies[index]) for index in group)
-        generated = continue_greedily(model, [prompts[index] for index in group], chat.end_ids, longest)
-        for index, ids in zip(group, generated, strict=True):
-            outputs[index] = ids
+        longest = max(len(asked[index][3]) for index in group)
+        generated = continue_greedily(model, [asked[index][2] for index in group], end_ids, longest)
+        outputs.update(zip(group, generated, strict=True))
     return [
-        ComparedReply(*message, decode_ids(tokenizer, reply), decode_ids(tokenizer, ids))
-        for message, reply, ids in zip(messages, replies, outputs, strict=True)
+        ComparedReply(number, message, decode_ids(tokenizer, reply), decode_ids(tokenizer, outputs[index]))
+        for index, (number, message, _, reply) in enumerate(asked)
     ]
 
 
@@ -157,15 +149,6 @@ def _described(record: TextRecord | DialogueRecord) -> dict[str, Any]:
     return {"messages": messages, **({"tools": list(record.tools)} if record.tools else {})}
 
 
-def _has_dialogue(records: Sequence[Record]) -> bool:
-    return any(isinstance(record, DialogueRecord) for record in records)
-
-
-def exact_answers(answers: Sequence[ComparedReply]) -> Share:
-    """Return the share of replies that the model reproduces."""
-    return Share(sum(answer.is_exact for answer in answers), len(answers))
-
-
 def continuations(model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
     """Continue the first tokens of each text by greedy decoding, and describe the result."""
     records = [TextRecord(text) for text in texts]
@@ -178,64 +161,36 @@ def continuations(model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, 
     ]
 
 
-def language_fields(
+def evaluate_language(
     model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, records: Sequence[Record]
-) -> dict[str, Any]:
-    """Return the perplexity and the exact answers of a model as fields of a report."""
-    texts = [record for record in records if isinstance(record, TextRecord | DialogueRecord)]
+) -> Evaluation:
+    """Return the perplexity, and for dialogues the percentage of last replies that the model
+    reproduces.
+    """
+    texts: list[TextRecord | DialogueRecord] = only(records, TextRecord, DialogueRecord)
     windows = [(number, one) for number, parts in enumerate(encode_all(model, tokenizer, texts)) for one in parts]
     fitting = [(number, one) for number, one in windows if len(one[0]) <= model.config.max_positions]
     nats, counts = likelihoods(model, [one for _, one in fitting])
-    fields: dict[str, Any] = {
-        "records": len(records),
-        "tokens": int(counts.sum()),
-        "skipped_as_too_long": len(windows) - len(fitting),
-        "perplexity": perplexity(nats.sum().item(), int(counts.sum())),
-    }
     owners = torch.tensor([number for number, _ in fitting], dtype=torch.int64)
     totals = torch.zeros(len(texts), 2, dtype=torch.float64).index_add_(0, owners, torch.stack([nats, counts], dim=1))
     rows: list[dict[str, Any]] = [
         {**_described(text), "perplexity": round(perplexity(*total), 4) if total[1] else None}
         for text, total in zip(texts, totals.tolist(), strict=True)
     ]
-    answers = answer_dialogues(model, tokenizer, texts)
+    answers, num_tokens = answer_dialogues(model, tokenizer, texts), int(counts.sum())
+    metrics = {"perplexity": perplexity(nats.sum().item(), num_tokens)}
+    methods = {"perplexity": Method(len(records))}
     for answer in answers:
         rows[answer.number] |= {"expected": answer.expected, "output": answer.given}
     if answers:
-        share = exact_answers(answers)
-        interval = [round(100 * end, 2) for end in share.interval]
-        exact = {"dialogues": share.total, "exact": share.count, "percent": round(100 * share.value, 2)}
-        fields["exact_answers"] = {**exact, "interval_95": interval}
-    return {**fields, "predictions": rows, "samples": samples(model, tokenizer, records, answers)}
-
-
-def samples(
-    model: CausalModel | PretrainedDecoder,
-    tokenizer: Tokenizer,
-    records: Sequence[Record],
-    answers: Sequence[ComparedReply],
-) -> list[str]:
-    """Return lines that show some outputs."""
-    lines = [
-        f"message: {shortened(pair.message)} | expected: {shortened(pair.expected)} | output: {shortened(pair.given)}"
-        for pair in answers[:NUM_SAMPLES]
+        exact = Share(sum(answer.is_exact for answer in answers), len(answers))
+        metrics["exact answers"] = 100 * exact.value
+        methods["exact answers"] = Method(exact.total, "greedy", interval=exact.percent_interval)
+    samples = [
+        f"message: {shortened(one.message)} | expected: {shortened(one.expected)} | output: {shortened(one.given)}"
+        for one in answers[:NUM_SAMPLES]
     ]
-    texts = [record.text for record in records if isinstance(record, TextRecord)][: NUM_SAMPLES - len(lines)]
-    return [*lines, *(continuations(model, tokenizer, texts) if texts else [])]
-
-
-def evaluate_language(
-    model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, records: Sequence[Record]
-) -> Evaluation:
-    """Return the perplexity, and for dialogues the percentage of replies that are reproduced."""
-    return language_evaluation(language_fields(model, tokenizer, records))
-
-
-def language_evaluation(fields: Mapping[str, Any]) -> Evaluation:
-    """Return the metrics among fields of `language_fields`."""
-    metrics, methods = {"perplexity": fields["perplexity"]}, {"perplexity": Method(fields["records"])}
-    if "exact_answers" in fields:
-        exact = fields["exact_answers"]
-        metrics["exact answers"] = exact["percent"]
-        methods["exact answers"] = Method(exact["dialogues"], "greedy", interval=exact["interval_95"])
-    return Evaluation(metrics, tuple(fields["samples"]), methods)
+    plain = [record.text for record in texts if isinstance(record, TextRecord)][: NUM_SAMPLES - len(samples)]
+    samples += continuations(model, tokenizer, plain) if plain else []
+    details = {"tokens": num_tokens, "skipped_as_too_long": len(windows) - len(fitting)}
+    return Evaluation(metrics, tuple(samples), methods, rows, details)

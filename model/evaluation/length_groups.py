@@ -1,6 +1,7 @@
 """Batches for evaluation, which have no random order."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -33,6 +34,18 @@ def device_of(model: nn.Module) -> torch.device:
 def padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return token ids (B, longest), padded on the right, and their lengths (B,)."""
     return pad(rows, pad_id).to(device), torch.tensor([len(row) for row in rows], device=device)
+
+
+@torch.inference_mode()
+def outputs_of(model: Any, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return the output of a model for each row of token ids, on the CPU. If there is one for each
+    token, those of padding may follow.
+    """
+    outputs = dict[int, Tensor]()
+    for group in grouped(list(map(len, rows))):
+        batch = padded([rows[index] for index in group], model.config.pad_id, device_of(model))
+        outputs.update(zip(group, model(*batch).cpu(), strict=True))
+    return [outputs[index] for index in range(len(rows))]
 
 
 def encode_truncated(tokenizer: Tokenizer, texts: Sequence[str], max_positions: int) -> list[list[int]]:

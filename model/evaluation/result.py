@@ -1,9 +1,14 @@
-"""Values of metrics, and the methods by which they were computed."""
+"""Result of an evaluation: metrics, the methods by which they were computed, and predictions."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+from sightline.base.errors import UsageError
+from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TaggedRecord, TextRecord
+
+RecordT = TypeVar("RecordT", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class Evaluation:
     metrics: dict[str, float]  # such as {"chrF": 55.0, "BLEU": 31.2}; shares are percentages
     samples: tuple[str, ...] = ()
     methods: Mapping[str, Method] = field(default_factory=dict)  # by the names of metrics
+    predictions: Sequence[Mapping[str, Any]] = ()  # each record with the output of the model
+    details: Mapping[str, Any] = field(default_factory=dict)  # more fields of a report
 
     def name_of(self, option: str) -> str:
         """Return the name of the metric of an option. The accuracy of any number of labels is the
@@ -44,8 +51,30 @@ class Evaluation:
             for name, value in self.metrics.items()
         }
 
+    def report(self, weights: str) -> dict[str, Any]:
+        """Return the fields of a report, without the predictions, for weights as in `to_record`."""
+        return {**self.details, "metrics": self.to_record(weights), "samples": list(self.samples)}
 
-NUM_WORST = 5
+
+DESCRIPTIONS = {
+    PairRecord: "pairs",
+    LabelledRecord: "labelled texts",
+    TaggedRecord: "texts with entities",
+    TextRecord: "texts",
+    DialogueRecord: "dialogues",
+}
+
+
+def only(records: Sequence[Record], *kinds: type[RecordT]) -> list[RecordT]:
+    """Return records of these kinds. Raises `UsageError` if there are others."""
+    for record in records:
+        if not isinstance(record, kinds):
+            needed = " or ".join(DESCRIPTIONS[kind] for kind in kinds)
+            raise UsageError(f"the model is evaluated on {needed}, but the data has {DESCRIPTIONS[type(record)]}")
+    return [record for record in records if isinstance(record, kinds)]
+
+
+NUM_SAMPLES, NUM_WORST = 3, 5
 # Fields of predictions that tell how good one is, and True if the largest is the worst.
 _QUALITIES = {"probability": False, "chrF": False, "perplexity": True, "rank": True, "wrong": True}
 
@@ -56,16 +85,24 @@ def worst_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if quality is None:  # scores of pairs, which say little alone
         return []
     known = [row for row in rows if row[quality] is not None]
-    worst = sorted(known, key=lambda row: row[quality], reverse=_QUALITIES[quality])[:NUM_WORST]
-    return [
-        {
-            name: value
-            if isinstance(value, int | float)
-            else shortened(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-            for name, value in row.items()
-        }
-        for row in worst
-    ]
+    return [*map(_brief, sorted(known, key=lambda row: row[quality], reverse=_QUALITIES[quality])[:NUM_WORST])]
+
+
+def sample_lines(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Show the first predictions, one in a line."""
+    return tuple(
+        " | ".join(f"{name}: {value}" for name, value in row.items()) for row in map(_brief, rows[:NUM_SAMPLES])
+    )
+
+
+def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a prediction with shortened texts."""
+    return {
+        name: value
+        if isinstance(value, int | float)
+        else shortened(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in row.items()
+    }
 
 
 def shortened(text: str, max_characters: int = 120) -> str:

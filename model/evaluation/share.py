@@ -24,3 +24,8 @@ class Share:
         middle = share + z2 / 2
         half_width = math.sqrt(z2 * (share * (1 - share) + z2 / 4))
         return (middle - half_width) / (1 + z2), (middle + half_width) / (1 + z2)
+
+    @property
+    def percent_interval(self) -> list[float]:
+        """`interval` in percent, rounded for a report."""
+        return [round(100 * end, 2) for end in self.interval]

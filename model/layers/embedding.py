@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sightline.model.config import StackConfig
 from sightline.model.layers.dropout import Dropout
-from sightline.model.layers.multi_head_attention import AttentionHeads
+from sightline.model.layers.multi_head_attention import MultiHeadAttention
 from sightline.model.layers.positions import RelativePositions, sinusoidal_positions
 
 
@@ -36,7 +36,7 @@ class TransformerBase(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         for module in self.modules():
-            if isinstance(module, AttentionHeads):
+            if isinstance(module, MultiHeadAttention):
                 # Xavier initialization of the three projections as one matrix has a gain smaller by
                 # sqrt(2). Post-norm models converge much faster with it.
                 for projection in (module.query, module.key, module.value):

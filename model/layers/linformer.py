@@ -4,15 +4,14 @@ head_i = softmax(Q W_i^Q (E K W_i^K)^T / sqrt(d_k)) F V W_i^V (equation 7), with
 n). A projected key mixes all positions of the source. Therefore the projections work in an encoder
 of at most n tokens, but not with a causal mask.
 
-Shapes use B batch, S source, M width of the model, H heads, L layers, k projected keys, n longest
-source.
+`sightline.model.layers.multi_head_attention` attends to them. Shapes use B batch, S source, M width
+of the model, H heads, k projected keys, n longest source.
 """
 
 import torch
 from torch import Tensor, nn
 
 from sightline.model.config import TransformerConfig, matrix_indices
-from sightline.model.layers.multi_head_attention import AttentionHeads
 
 
 class Projections(nn.Module):
@@ -56,27 +55,3 @@ def token_weights(weights: Tensor, matrix: Tensor, mask: Tensor) -> Tensor:
     mask (B, 1, 1, S) is True for tokens.
     """
     return (weights @ matrix[:, : weights.size(2)]).masked_fill(~mask, 0.0)
-
-
-class LinformerAttention(AttentionHeads):
-    """Multi-head attention to projected keys and values (Wang et al. 2020, equation 7)."""
-
-    def forward(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        mask: Tensor,
-        need_weights: bool,
-        key_projection: Tensor,
-        value_projection: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend from queries (B, Q, M) to projections of keys (B, S, M), which also provide the
-        values.
-
-        The mask (B, 1, 1, S) is True for tokens; the projections are E and F (k, n). Returns
-        outputs (B, Q, M), and the weights of the projected keys (B, H, Q, k), whose rows sum to 1,
-        or None.
-        """
-        projected_keys = project(key_projection, self.key(keys), mask)
-        projected_values = project(value_projection, self.value(keys), mask)
-        return self.attend(self.query(queries), projected_keys, projected_values, None, need_weights)

@@ -9,21 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.model.config import StackConfig
+from sightline.model.layers.linformer import project
 from sightline.model.layers.positions import AttentionPositions, attention_positions
 from sightline.model.precision import at_least_float32
 
 
 def length_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
-    """Return a mask that excludes the keys at and beyond a valid length.
-
-    Lengths (B,) give one for all queries of an example and the mask (B, 1, K); lengths (B, Q) give
-    one for each query and the mask (B, Q, K).
-    """
-    if valid_lengths.dim() not in (1, 2):
-        raise ValueError(f"valid_lengths must be 1-D or 2-D, got {valid_lengths.dim()}-D")
-    keys = torch.arange(num_keys, device=valid_lengths.device)
-    mask = keys < valid_lengths.unsqueeze(-1)  # (B, K) or (B, Q, K)
-    return mask.unsqueeze(1) if valid_lengths.dim() == 1 else mask
+    """Return a mask (..., K) that excludes the keys at and beyond each of the lengths (...)."""
+    return torch.arange(num_keys, device=valid_lengths.device) < valid_lengths.unsqueeze(-1)
 
 
 def causal_mask(size: int, device: torch.device | None = None) -> Tensor:
@@ -103,11 +96,15 @@ def attend(
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale), None
 
 
-class AttentionHeads(nn.Module):
-    """Base class with the projections W^Q, W^K, W^V and W^O of all heads (section 3.2.2).
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
+
+    It computes Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+    It is cross-attention if the queries come from another sequence than the keys and values. With
+    one head, it is single-head attention with projections (M, M).
 
     d_model M must be a multiple of num_heads H. Scores are divided by sqrt(D) if `scaled`. By
-    default, self-attention has no positions.
+    default, scores do not depend on positions.
     """
 
     def __init__(
@@ -118,11 +115,16 @@ class AttentionHeads(nn.Module):
             raise ValueError(f"d_model must be a multiple of num_heads ({num_heads}), got {d_model}")
         self.num_heads = num_heads
         self.scale = (d_model // num_heads) ** -0.5 if scaled else 1.0
-        self.positions = positions
+        self.positions = positions or AttentionPositions()
         self.query = nn.Linear(d_model, d_model)
         self.key = nn.Linear(d_model, d_model)
         self.value = nn.Linear(d_model, d_model)
         self.output = nn.Linear(d_model, d_model)
+
+    @classmethod
+    def between_own_tokens(cls, config: StackConfig, num_heads: int) -> "MultiHeadAttention":
+        """Return self-attention with the positions and the scale of a configuration."""
+        return cls(config.d_model, num_heads, config.scaled, attention_positions(config, num_heads))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Reshape (B, T, M) to (B, H, T, D)."""
@@ -132,43 +134,30 @@ class AttentionHeads(nn.Module):
         """Reshape (B, H, T, D) to (B, T, M)."""
         return x.transpose(1, 2).flatten(-2)
 
-    def attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, need_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend with projected queries (B, Q, M), keys and values (B, K, M); mask and result are
-        those of `MultiHeadAttention.forward`.
-        """
-        q, k, v = (self.split_heads(part) for part in (queries, keys, values))  # (B, H, Q, D), (B, H, K, D) twice
-        bias = None
-        if self.positions is not None:
-            q, k = self.positions.rotate(q), self.positions.rotate(k)
-            bias = self.positions.bias(q, self.scale)
-        heads, weights = attend(q, k, v, mask, need_weights, self.scale, bias)
-        return self.output(self.merge_heads(heads)), weights
-
-
-class MultiHeadAttention(AttentionHeads):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
-
-    It computes Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
-    It is cross-attention if the queries come from another sequence than the keys and values. With
-    one head, it is single-head attention with projections (M, M).
-    """
-
-    @classmethod
-    def between_own_tokens(cls, config: StackConfig, num_heads: int) -> "MultiHeadAttention":
-        """Return self-attention with the positions and the scale of a configuration."""
-        return cls(config.d_model, num_heads, config.scaled, attention_positions(config, num_heads))
-
     def forward(
-        self, queries: Tensor, keys: Tensor, mask: Tensor | None = None, need_weights: bool = False
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        mask: Tensor | None = None,
+        need_weights: bool = False,
+        *projections: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from queries (B, Q, M) to keys (B, K, M), which also provide the values.
 
-        The mask is broadcastable to (B, H, Q, K). Returns outputs (B, Q, M), and the attention
-        weights (B, H, Q, K), None unless requested.
+        The mask is broadcastable to (B, H, Q, K). With the projections E and F (k, n) of Linformer,
+        it is (B, 1, 1, K), and the heads attend to k projected keys and values (Wang et al. 2020,
+        equation 7). Returns outputs (B, Q, M), and the attention weights (B, H, Q, K), or
+        (B, H, Q, k) of projected keys, None unless requested.
         """
-        return self.attend(self.query(queries), self.key(keys), self.value(keys), mask, need_weights)
+        parts = self.query(queries), self.key(keys), self.value(keys)
+        if projections:
+            assert mask is not None, "a projection mixes all positions"
+            parts = parts[0], project(projections[0], parts[1], mask), project(projections[1], parts[2], mask)
+            mask = None
+        q, k, v = map(self.split_heads, parts)  # (B, H, Q, D), (B, H, K, D) twice
+        q, k = self.positions.rotate(q), self.positions.rotate(k)
+        heads, weights = attend(q, k, v, mask, need_weights, self.scale, self.positions.bias(q, self.scale))
+        return self.output(self.merge_heads(heads)), weights
 
 
 class AttentionWithoutWeights(nn.Module):

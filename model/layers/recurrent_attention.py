@@ -10,19 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from sightline.model.config import RecurrentConfig
-from sightline.model.layers.multi_head_attention import masked_softmax
+from sightline.model.layers.multi_head_attention import length_mask, masked_softmax
 
 
 class ScoreFunction(nn.Module):
-    """Base class of score functions, which compare a decoder state with each source position."""
+    """Base class of score functions, which compare a decoder state with each source position. Both
+    are projected before, unless the projection is None.
+    """
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.is_scaled = config.scaled
+        self.state: nn.Linear | None = None
+        self.annotation: nn.Linear | None = None
 
     def keys(self, annotations: Tensor) -> Tensor:
         """Compute keys (B, S, K) from annotations (B, S, A)."""
-        return annotations
+        return annotations if self.annotation is None else self.annotation(annotations)
+
+    def queries(self, state: Tensor) -> Tensor:
+        """Compute what is compared with keys from decoder states (B, H)."""
+        return state if self.state is None else self.state(state)
 
     def scale(self, key_size: int) -> float:
         """Return the factor of products of states and keys of a width."""
@@ -33,27 +41,7 @@ class ScoreFunction(nn.Module):
         raise NotImplementedError
 
 
-class ProjectedScore(ScoreFunction):
-    """Base class of score functions whose keys are projected annotations."""
-
-    annotation: nn.Linear
-
-    @property
-    def key_size(self) -> int:
-        """K, the width of a key."""
-        return self.annotation.out_features
-
-    def keys(self, annotations: Tensor) -> Tensor:
-        projected: Tensor = self.annotation(annotations)
-        return projected
-
-
-def dot(state: Tensor, keys: Tensor) -> Tensor:
-    """Return the dot products (B, S) of states (B, K) with keys (B, S, K)."""
-    return (keys @ state.unsqueeze(-1)).squeeze(-1)
-
-
-class AdditiveScore(ProjectedScore):
+class AdditiveScore(ScoreFunction):
     """Additive attention, e_ij = v^T tanh(W s + b + U h_j) (Bahdanau et al. 2015, section A.1.2).
 
     The paper omits the bias b. The concat score of Luong et al. 2015 (section 3.1), v^T tanh(W
@@ -67,42 +55,30 @@ class AdditiveScore(ProjectedScore):
         self.weights = nn.Linear(config.attention_size, 1, bias=False)
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
-        scores: Tensor = self.weights((self.state(state).unsqueeze(1) + keys).tanh()).squeeze(-1)
+        scores: Tensor = self.weights((self.queries(state).unsqueeze(1) + keys).tanh()).squeeze(-1)
         return scores
 
 
-class DotScore(ScoreFunction):
-    """Dot score, h_t^T h_s (Luong et al. 2015, section 3.1), divided by sqrt(K) if scaled."""
+class ProductScore(ScoreFunction):
+    """Product of a state and an annotation, divided by sqrt(K) if scaled.
 
-    def forward(self, state: Tensor, keys: Tensor) -> Tensor:
-        return dot(state, keys) * self.scale(keys.size(-1))
-
-
-class GeneralScore(ProjectedScore):
-    """General (bilinear) score, h_t^T W h_s (Luong et al. 2015, section 3.1), scaled like dot."""
-
-    def __init__(self, config: RecurrentConfig) -> None:
-        super().__init__(config)
-        self.annotation = nn.Linear(config.annotation_size, config.decoder_size, bias=False)
-
-    def forward(self, state: Tensor, keys: Tensor) -> Tensor:
-        return dot(state, keys) * self.scale(keys.size(-1))
-
-
-class ReducedRankScore(ProjectedScore):
-    """Multiplicative attention of rank k: s^T (U^T V) h = (U s)^T (V h) with U (k, H) and V (k, A).
-
-    The name is from the course CS224n of Stanford University; neither of the two papers has this
-    score.
+    - "dot": h_t^T h_s (Luong et al. 2015, section 3.1).
+    - "general", or bilinear: h_t^T W h_s (the same section).
+    - "reduced_rank": s^T (U^T V) h = (U s)^T (V h) with U (k, H) and V (k, A). The name is from the
+      course CS224n of Stanford University; neither of the two papers has this score.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
-        self.state = nn.Linear(config.decoder_size, config.attention_size, bias=False)
-        self.annotation = nn.Linear(config.annotation_size, config.attention_size, bias=False)
+        key_size = config.decoder_size
+        if config.attention == "reduced_rank":
+            key_size = config.attention_size
+            self.state = nn.Linear(config.decoder_size, key_size, bias=False)
+        if config.attention != "dot":
+            self.annotation = nn.Linear(config.annotation_size, key_size, bias=False)
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
-        return dot(self.state(state), keys) * self.scale(keys.size(-1))
+        return (keys @ self.queries(state).unsqueeze(-1)).squeeze(-1) * self.scale(keys.size(-1))
 
 
 class LocationScore(ScoreFunction):
@@ -119,17 +95,16 @@ class LocationScore(ScoreFunction):
         return annotations.new_zeros(*annotations.shape[:2], 1)
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
-        scores: Tensor = self.state(state)[:, : keys.size(1)]
-        return scores
+        return self.queries(state)[:, : keys.size(1)]
 
 
 SCORES: dict[str, type[ScoreFunction]] = {
     "additive": AdditiveScore,
     "concat": AdditiveScore,
-    "dot": DotScore,
-    "general": GeneralScore,
+    "dot": ProductScore,
+    "general": ProductScore,
     "location": LocationScore,
-    "reduced_rank": ReducedRankScore,
+    "reduced_rank": ProductScore,
 }
 
 
@@ -169,11 +144,10 @@ def align(
         is_gaussian: after the softmax, multiply by exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2
             (equation 10). The weights then sum to less than 1.
     """
-    positions = torch.arange(scores.size(1), device=scores.device)
-    mask = positions < source_lengths.unsqueeze(1)
+    mask = length_mask(source_lengths, scores.size(1))
     if centres is None:
         return masked_softmax(scores, mask)
-    distances = positions - centres.unsqueeze(1)  # (B, S)
+    distances = torch.arange(scores.size(1), device=scores.device) - centres.unsqueeze(1)  # (B, S)
     weights = masked_softmax(scores, mask & (distances.abs() <= radius))
     if is_gaussian:
         weights = weights * torch.exp(-distances.square() / (2 * (radius / 2) ** 2))

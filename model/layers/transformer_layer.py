@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from sightline.model.config import StackConfig, TransformerConfig
 from sightline.model.layers.dropout import Dropout
-from sightline.model.layers.linformer import LinformerAttention
 from sightline.model.layers.multi_head_attention import AttentionWithoutWeights, MultiHeadAttention
 from sightline.model.layers.recurrent_unit import SimpleRecurrentUnit
 
@@ -56,7 +55,7 @@ class PositionwiseFeedForward(nn.Module):
         return projected
 
 
-SelfAttention = MultiHeadAttention | AttentionWithoutWeights | LinformerAttention
+SelfAttention = MultiHeadAttention | AttentionWithoutWeights
 
 
 class EncoderLayer(nn.Module):
@@ -81,9 +80,8 @@ class EncoderLayer(nn.Module):
         """Run the layer on x (B, S, M).
 
         The mask, broadcastable to (B, H, S, S), is True where a query may attend to a key.
-        `projections` are E and F of `LinformerAttention`, empty for other attention. Returns
-        (B, S, M), and the attention weights (B, H, S, S), or (B, H, S, k) of `LinformerAttention`,
-        or None.
+        `projections` are E and F of Linformer, empty for other attention. Returns (B, S, M), and
+        the attention weights (B, H, S, S), or (B, H, S, k) of projected keys, or None.
         """
         normalized = self.self_attention_norm.sublayer_input(x)
         attended, weights = self.self_attention(normalized, normalized, mask, need_weights, *projections)

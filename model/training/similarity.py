@@ -26,8 +26,7 @@ from sightline.model.config import ArchitectureConfig
 from sightline.model.data.batches import LabelledBatch, TensorBatch, pad
 from sightline.model.data.examples import Example
 from sightline.model.data.similar_texts import SCORE_UNIT, decode_similar, longest_text
-from sightline.model.evaluation.ranking import evaluate_reranking
-from sightline.model.evaluation.retrieval import evaluate_encoder
+from sightline.model.evaluation.ranking import evaluate_encoder, evaluate_reranking
 from sightline.model.training.classification import count_texts, label_loss
 from sightline.model.training.task import Task
 

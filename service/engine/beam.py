@@ -41,7 +41,7 @@ class Child(NamedTuple):
 class BeamGeneration(Generation):
     """Beam search with the results of `generate` in Hugging Face Transformers (version 5).
 
-    `sightline.model.decoding.reference.beam` is the reference. Each beam has one row. Until the
+    `tests/support/reference_decoding.py` has the reference. Each beam has one row. Until the
     first new token there is only one beam; the other rows repeat its inputs, or skip the only step
     before the token. A new beam takes the row of its parent if that row is free, so that only the
     other beams need a copy of decoder state.

@@ -10,14 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.model.architectures.factory import TranslationModel
-from sightline.model.decoding.processors import LogitsProcessors
-from sightline.model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
 from sightline.model.rounding import Reference, reference
 from sightline.service.engine.request import GenerateRequest, Target
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.runner import Runner
 from tests.equality.running import BEAMS, GREEDY, MAX_NEW_TOKENS, make_request, run
 from tests.rounding import assert_within_rounding
+from tests.support.reference_decoding import LogitsProcessors, beam, greedy, log_softmax, pytorch_steps
 
 ALLOWED = 1 / 200  # of the requests may part at a tie
 

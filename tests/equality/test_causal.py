@@ -23,7 +23,6 @@ from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_model, save_checkpoint
 from sightline.model.config import CausalConfig
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines, prompt_tokenizer, read_tokenizer
-from sightline.model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
 from sightline.model.evaluation import bleu
 from sightline.model.rounding import Reference, reference
 from sightline.service.engine.engine import Engine
@@ -36,6 +35,7 @@ from tests.equality.running import BEAMS, FAR, GREEDY, MAX_NEW_TOKENS, make_requ
 from tests.equality.serving import client_of
 from tests.equality.systems import random_models, small_systems
 from tests.rounding import assert_within_rounding
+from tests.support.reference_decoding import beam, greedy, log_softmax, pytorch_steps
 from tests.support.training_runs import export_bundle, verify_bundle
 
 MAX_POSITIONS = 200

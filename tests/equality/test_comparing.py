@@ -7,11 +7,11 @@ import torch
 
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.config import TransformerConfig
-from sightline.model.decoding.reference import greedy, pytorch_steps
 from sightline.service.engine.request import GenerateRequest
 from sightline.service.parameters import GenerateParameters
 from tests.equality.comparing import Ids, assert_same
 from tests.equality.running import make_request
+from tests.support.reference_decoding import greedy, pytorch_steps
 
 REQUEST = make_request((5, 6, 2), parameters=GenerateParameters(max_new_tokens=4))
 BEAMS = replace(REQUEST, parameters=GenerateParameters(max_new_tokens=4, num_beams=3))

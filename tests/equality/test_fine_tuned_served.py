@@ -20,7 +20,7 @@ from sightline.base.bundle_files import read_manifest
 from sightline.export import pipeline, training_check
 from sightline.model.checkpoint import load_model
 from sightline.model.data.records import Entity
-from sightline.model.decoding.batched import continue_greedily, translate_batch
+from sightline.model.decoding import continue_greedily, translate_batch
 from sightline.model.evaluation.entities import predict_entities
 from tests.equality.serving import ask
 from tests.model.pretrained_folders import (

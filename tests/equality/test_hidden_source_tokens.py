@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from sightline.model.architectures import transformer
 from sightline.model.architectures.factory import TranslationModel
 from sightline.model.architectures.recurrent import RecurrentModel
-from sightline.model.decoding.reference import log_softmax
 from sightline.model.rounding import reference
 from sightline.service.inference.generate import reason_against_hiding
 from sightline.service.parameters import FORCED, GenerateParameters
@@ -24,6 +23,7 @@ from tests.equality.running import assert_same_targets, make_request, run
 from tests.equality.serving import load_system
 from tests.equality.systems import small
 from tests.rounding import assert_within_rounding
+from tests.support.reference_decoding import log_softmax
 
 Ids = tuple[int, ...]
 HIDING = ("transformer", "linformer", "bahdanau", "luong-dot", "hard-marginal")
@@ -64,7 +64,7 @@ def masked(model: TranslationModel, mask: torch.Tensor) -> Iterator[None]:
         handle.remove()
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformer, "length_mask", lambda lengths, size: mask[None, None])
+        patch.setattr(transformer, "length_mask", lambda lengths, size: mask[None])
         yield
 
 

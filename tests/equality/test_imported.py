@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from sightline.base.bundle_files import read_bundle
 from sightline.export.check.sessions import Sessions, onnx_steps, open_sessions
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.decoding.reference import greedy
 from tests.export.imported import Imported, import_folder, run_rows
+from tests.support.reference_decoding import greedy
 from tests.zoo.comparing import MAP_TOLERANCE, TOLERANCE
 
 

@@ -42,10 +42,10 @@ from sightline.model.data.records import DialogueMessage, Role
 from sightline.model.data.samples import write_sample
 from sightline.model.data.tags import tags_of
 from sightline.model.data.tokenizer_training import decode_ids, prompt_tokenizer, train_tokenizer
-from sightline.model.decoding.reference import greedy, pytorch_steps
 from sightline.model.evaluation.entities import predict_entities
 from tests.equality.serving import ask, client_of
 from tests.support.export import main
+from tests.support.reference_decoding import greedy, pytorch_steps
 from tests.support.training_runs import omit_check
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,6 @@ from sightline.export.graphs.nodes import SOURCE_BLOCK
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.checkpoint import load_checkpoint
 from sightline.model.config import RecurrentConfig
-from sightline.model.decoding.reference import log_softmax
 from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.comparing import assert_decoding_equals_pytorch, assert_searches_equal_pytorch
 from tests.equality.neighbours import assert_bits_do_not_depend_on_batch
@@ -22,6 +21,7 @@ from tests.equality.running import GREEDY, make_request
 from tests.equality.serving import client_of, load_reference, load_system
 from tests.equality.systems import MakeConfig, small, small_systems
 from tests.rounding import assert_within_rounding, rows_sum_to_one
+from tests.support.reference_decoding import log_softmax
 
 SYSTEMS: dict[str, MakeConfig] = {
     # Combinations that the zoo does not have.

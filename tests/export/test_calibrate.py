@@ -17,7 +17,7 @@ from sightline.base.bundle_files import read_bundle
 from sightline.export.convert.calibrate import MAX_NEW_TOKENS, measure_ranges
 from sightline.export.convert.products import product_inputs
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.decoding.reference import greedy, pytorch_steps
+from tests.support.reference_decoding import greedy, pytorch_steps
 
 # Fused products of several layers have names of their own; these layers have the same input.
 FIRST_OF_SEVERAL = {

@@ -30,10 +30,9 @@ from sightline.export.sources.firefox import find_firefox_files
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
 from sightline.export.sources.opened_checkpoint import StoredTensor, Tensors
 from sightline.export.tokenizers import firefox_tokenizer
-from sightline.model.decoding.processors import LogitsProcessors
-from sightline.model.decoding.reference import greedy
 from tests.export.firefox.reference import FirefoxReference, Translation
 from tests.export.imported import load, run_rows
+from tests.support.reference_decoding import LogitsProcessors, greedy
 from tests.zoo.comparing import MAP_TOLERANCE
 
 pytestmark = pytest.mark.download

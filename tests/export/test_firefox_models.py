@@ -17,11 +17,10 @@ from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
 from sightline.export.sources.firefox.marian_binary import MarianModel
 from sightline.export.sources.opened_checkpoint import Tensors
-from sightline.model.decoding.processors import LogitsProcessors
-from sightline.model.decoding.reference import greedy
 from tests.export.firefox.models import random_tensors, write_marian
 from tests.export.firefox.reference import FirefoxReference
 from tests.export.imported import load, run_rows
+from tests.support.reference_decoding import LogitsProcessors, greedy
 from tests.zoo.comparing import MAP_TOLERANCE, TOLERANCE
 
 Floats = NDArray[np.float32]

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from sightline.base.bundle import TOP_TOKENS
 from sightline.export.check.sessions import Sessions, States, encode, initial_states, run_step
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.decoding.reference import log_softmax
 from sightline.model.rounding import Reference
 from tests.rounding import assert_within_rounding, rows_sum_to_one
+from tests.support.reference_decoding import log_softmax
 
 TARGET = [1, 17, 42, 5, 300, 299, 8, 77, 12]
 SCORES = ["logits", "logprobs", "top_logprobs", "top_ids"]

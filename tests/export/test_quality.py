@@ -6,8 +6,8 @@ from sightline.export.check.sessions import Sessions, onnx_steps
 from sightline.export.convert.quality import NUM_BEAMS, ParallelText, check_loss, compare
 from sightline.export.import_errors import VerificationError
 from sightline.model.data.tokenizer_training import decode_ids
-from sightline.model.decoding.reference import greedy
 from sightline.model.evaluation.bleu import EvaluationSet
+from tests.support.reference_decoding import greedy
 from tests.support.tables import read_table
 
 

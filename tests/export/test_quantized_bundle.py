@@ -15,10 +15,10 @@ from sightline.export.convert.quality import ParallelText
 from sightline.export.import_errors import VerificationError
 from sightline.export.options import QuantizationRecipe
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines, read_tokenizer
-from sightline.model.decoding.reference import greedy
 from sightline.model.evaluation.bleu import EvaluationSet
 from tests.export.folders import BUNDLE_FILES, names
 from tests.export.products import everywhere
+from tests.support.reference_decoding import greedy
 from tests.support.training_runs import verify_bundle
 
 

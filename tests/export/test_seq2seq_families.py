@@ -25,10 +25,9 @@ from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.opened_checkpoint import Folder
-from sightline.model.decoding.processors import LogitsProcessors
-from sightline.model.decoding.reference import NextLogits, ReferenceHypothesis, beam, greedy
 from tests.export.imported import Imported
 from tests.export.imported import import_folder as load_folder
+from tests.support.reference_decoding import LogitsProcessors, NextLogits, ReferenceHypothesis, beam, greedy
 from tests.support.tables import read_table
 from tests.zoo.comparing import (
     TOLERANCE,

@@ -5,9 +5,9 @@ from numpy.typing import NDArray
 
 from sightline.export.check.sessions import Sessions, onnx_steps
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.decoding.reference import beam, greedy, pytorch_steps
 from sightline.model.rounding import Reference
 from tests.rounding import assert_within_rounding
+from tests.support.reference_decoding import beam, greedy, pytorch_steps
 
 
 def test_greedy_over_onnx_runtime_equals_greedy_over_pytorch(

@@ -55,11 +55,11 @@ from sightline.export.import_errors import VerificationError
 from sightline.export.options import BundleMetadata, QuantizationRecipe
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.model.data.tokenizer_training import read_tokenizer
-from sightline.model.decoding.reference import greedy
 from sightline.model.evaluation.bleu import EvaluationSet
 from tests.export.folders_of_others import WIDTH, bert_tensors, write_bert
 from tests.export.products import everywhere
 from tests.support.export import main
+from tests.support.reference_decoding import greedy
 from tests.support.tables import read_table
 from tests.support.training_runs import omit_check
 

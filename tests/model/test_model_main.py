@@ -38,7 +38,7 @@ class Runner:
         return code, *self.capsys.readouterr()
 
 
-def test_evaluate_prints_two_lines_with_their_signatures_and_writes_its_report_as_json(
+def test_evaluate_prints_two_scores_with_their_signatures_and_writes_its_report_as_json(
     run: Runner, checkpoint: Path, corpus: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "report.json"
@@ -46,24 +46,19 @@ def test_evaluate_prints_two_lines_with_their_signatures_and_writes_its_report_a
     code, out, _ = run("evaluate", checkpoint, corpus, *options)
     assert code == 0
     report = json.loads(path.read_text(encoding="utf-8"))
-    assert report["sentences"] == len(report["outputs"]) == 2
+    assert report["metrics"]["BLEU"]["examples"] == len(report["outputs"]) == 2
     assert report["checkpoint"] == {"epoch": 1}
-    assert set(report["bleu"]) == set(report["chrf"]) == set(report["tokenised_bleu"]) == {"value", "signature"}
-    tokenised, detokenised = out.splitlines()
-    assert tokenised.startswith("tok-lc: BLEU ")
-    assert "tok:none" in tokenised
-    assert "tok:13a" not in tokenised
-    assert detokenised.startswith("detok, cased: BLEU ")
-    assert "tok:13a" in detokenised
-    assert "; chrF " in detokenised
+    lines = out.splitlines()
+    assert [line.partition("  ")[0].strip() for line in lines[3:6]] == ["chrF", "BLEU", "tok-lc BLEU"]
+    for line, name, tokens in zip(lines[6:9], ("chrF", "BLEU", "tok-lc BLEU"), ("", "13a", "none"), strict=True):
+        assert line == f"{name}: 2 beams, length penalty 1, {report['metrics'][name]['signature']}"
+        assert (f"|tok:{tokens}|" in line) == bool(tokens)
 
 
-def test_evaluate_says_when_the_tokenised_line_is_omitted(run: Runner, checkpoint: Path, corpus: Path) -> None:
-    code, out, _ = run("evaluate", checkpoint, corpus, "--split", "val", "--num-beams", 1, "--limit", 1)
-    assert code == 0
-    assert out.startswith(
-        f"tok-lc: not computed, because {corpus / 'val.lc.norm.tok.de'} is missing\ndetok, cased: BLEU "
-    )
+def test_evaluate_says_when_the_tokenised_score_is_omitted(run: Runner, checkpoint: Path, corpus: Path) -> None:
+    code, out, err = run("evaluate", checkpoint, corpus, "--split", "val", "--num-beams", 1, "--limit", 1)
+    assert code == 0 and "tok-lc" not in out
+    assert f"note: tok-lc BLEU is not computed, because {corpus / 'val.lc.norm.tok.de'} is missing\n" in err
 
 
 def test_evaluate_takes_the_validation_split_of_a_folder_for_training(
@@ -73,7 +68,7 @@ def test_evaluate_takes_the_validation_split_of_a_folder_for_training(
         shutil.copy(corpus / name, tmp_path)
     code, out, err = run("evaluate", checkpoint, tmp_path, "--num-beams", 1, "--limit", 1)
     assert code == 0
-    assert out.startswith(f"tok-lc: not computed, because {tmp_path / 'val.lc.norm.tok.de'} is missing\n")
+    assert out.startswith(f"evaluated on {tmp_path / 'val.en'}\n")
     assert f"note: evaluating on val, which also decided when training stopped, because {tmp_path / TEST_SPLIT}" in err
 
 
@@ -83,10 +78,10 @@ def test_evaluate_prefers_the_test_split_of_multi30k(
     for side in ("en", "de"):
         shutil.copy(corpus / f"val.{side}", tmp_path)
         shutil.copy(corpus / f"val.{side}", tmp_path / f"{TEST_SPLIT}.{side}")
-    code, out, err = run("evaluate", checkpoint, tmp_path, "--num-beams", 1, "--limit", 1)
+    code, _, err = run("evaluate", checkpoint, tmp_path, "--num-beams", 1, "--limit", 1)
     assert code == 0
-    assert f"{TEST_SPLIT}.lc.norm.tok.de is missing" in out
-    assert "note: " not in err
+    assert f"{TEST_SPLIT}.lc.norm.tok.de is missing" in err
+    assert "note: evaluating" not in err
 
 
 def test_evaluate_names_the_missing_files_and_the_option(run: Runner, checkpoint: Path, tmp_path: Path) -> None:

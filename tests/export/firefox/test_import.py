@@ -15,10 +15,9 @@ from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.firefox.marian_binary import open_marian
-from sightline.model.decoding.processors import LogitsProcessors
-from sightline.model.decoding.reference import greedy
 from tests.export.firefox.models import VOCABULARY, random_tensors, write_folder, write_vocabulary
 from tests.export.firefox.reference import END_ID, FirefoxReference
+from tests.support.reference_decoding import LogitsProcessors, greedy
 from tests.support.tables import read_table
 
 TENSORS = random_tensors()

@@ -9,7 +9,8 @@ from lab.bench.weights import read_model
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint
 from sightline.model.data.tokenizer_training import read_tokenizer
-from sightline.model.decoding.reference import greedy, one_thread, pytorch_steps
+from sightline.model.decoding import one_thread
+from tests.support.reference_decoding import greedy, pytorch_steps
 
 SHIPPED = Path("bundles/multi30k-en-de")
 MAX_NEW_TOKENS = 40

@@ -10,7 +10,7 @@ from lab.bench.growth import grow
 from lab.bench.weights import read_model
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.data.tokenizer_training import read_tokenizer
-from sightline.model.decoding.reference import greedy, pytorch_steps
+from tests.support.reference_decoding import greedy, pytorch_steps
 
 SHIPPED = Path("bundles/multi30k-en-de")
 BASE: dict[str, Any] = {"d_model": 512, "num_heads": 8, "d_ff": 2048, "encoder_layers": 6, "decoder_layers": 6}

@@ -21,7 +21,6 @@ from lab.study.linformer import (
     variants_of,
     write_graph,
 )
-from sightline.model.layers.multi_head_attention import MultiHeadAttention
 from sightline.service.runtime.provider import session_options
 
 LONGEST, WIDTH = 64, 256
@@ -46,10 +45,8 @@ def torch_output(variant: Variant) -> NDArray[Any]:
     x, lengths = (torch.from_numpy(array) for array in inputs())
     mask = (torch.arange(x.size(1)) < lengths[:, None])[:, None, None]  # (B, 1, 1, S)
     with torch.inference_mode():
-        if isinstance(module, MultiHeadAttention):
-            return module(x, x, mask)[0].numpy()  # type: ignore[no-any-return]
-        assert projections is not None
-        return module(x, x, mask, False, *projections.for_layer(0))[0].numpy()  # type: ignore[no-any-return]
+        matrices = () if projections is None else projections.for_layer(0)
+        return module(x, x, mask, False, *matrices)[0].numpy()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.attention)

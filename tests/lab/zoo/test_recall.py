@@ -13,7 +13,7 @@ from lab.zoo.smalltalk import SmalltalkPair
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.config import CausalConfig
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines, prompt_tokenizer, train_tokenizer
-from sightline.model.decoding.reference import greedy, pytorch_steps
+from tests.support.reference_decoding import greedy, pytorch_steps
 
 ASKED = {message for question in QUESTIONS.values() for message in question.messages}
 

@@ -95,7 +95,7 @@ def test_a_classifier_is_scored_by_its_accuracy(tmp_path: Path, toy_sentences: l
     system = System("a toy", make, TOY, "classification", SST2)
     train_and_score(system, TrainConfig(epochs=1, batch_tokens=400), tmp_path, tmp_path / "run")
     written = json.loads((tmp_path / "run" / "scores.json").read_text(encoding="utf-8"))
-    assert (written["split"], written["sentences"]) == ("dev", len(toy_sentences) - 1)
+    assert (written["split"], written["metrics"]["accuracy"]["examples"]) == ("dev", len(toy_sentences) - 1)
 
 
 def test_a_file_and_fields_change_a_system(tmp_path: Path) -> None:

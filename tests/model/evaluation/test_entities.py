@@ -36,7 +36,7 @@ def test_scores_are_those_of_a_slow_count() -> None:
         [frozenset(Entity(*entity) for entity in entities_of_tags(row[side])) for row in rows] for side in (0, 1)
     )
     counts = count_entities(predicted, expected)
-    metrics = entity_metrics(list(counts.values()))
+    metrics = entity_metrics(counts)
     true = [{(number, *chunk) for number, row in enumerate(rows) for chunk in chunks(row[side])} for side in (0, 1)]
 
     def scores(right: int, predicted: int, expected: int) -> list[float]:

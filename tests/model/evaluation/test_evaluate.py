@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import re
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from sightline.model.config import CausalConfig, EncoderConfig
 from sightline.model.data.chat_format import CHAT_TOKENS
 from sightline.model.data.records import DialogueMessage, DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
 from sightline.model.data.tokenizer_training import encode_lines, train_tokenizer
-from sightline.model.decoding.batched import translate_batch
+from sightline.model.decoding import translate_batch
 from sightline.model.evaluation.bleu import evaluate_translation, translate
-from sightline.model.evaluation.evaluate import evaluate_checkpoint, evaluate_model
+from sightline.model.evaluation.evaluate import evaluate_model
 from sightline.model.evaluation.length_groups import grouped
 
 PAIRS = [PairRecord("A dog sleeps.", "Ein Hund schläft."), PairRecord("The girl sings.", "Das Mädchen singt.")]
@@ -35,15 +34,14 @@ def test_groups_have_each_index_once_within_their_size(max_tokens: int) -> None:
 
 
 def test_a_translation_model_is_scored_by_beam_search(checkpoint: Path) -> None:
-    report = evaluate_checkpoint(checkpoint, PAIRS, num_beams=2)
     model, tokenizer = load_checkpoint(checkpoint)
-    assert report["outputs"] == translate(model, tokenizer, [pair.source for pair in PAIRS], 2, 1.0)
-    assert (report["task"], report["sentences"], report["num_beams"]) == ("translation", 2, 2)
-    assert report["checkpoint"] == {"epoch": 1}
-    assert report["bleu"]["signature"].startswith("nrefs:1|bs:1000|seed:12345|case:mixed|eff:no|tok:13a")
-    low, high = report["chrf"]["interval_95"]
+    found = evaluate_model(model, tokenizer, PAIRS, num_beams=2)
+    assert found.details["outputs"] == translate(model, tokenizer, [pair.source for pair in PAIRS], 2, 1.0)
+    bleu, chrf = found.methods["BLEU"], found.methods["chrF"]
+    assert (bleu.examples, bleu.search) == (2, "2 beams, length penalty 1")
+    assert str(bleu.signature).startswith("nrefs:1|bs:1000|seed:12345|case:mixed|eff:no|tok:13a")
+    low, high = chrf.interval or (1, 0)
     assert low <= high
-    assert json.loads(json.dumps(report)) == report
 
 
 def test_the_metric_of_translation_during_training_is_that_of_greedy_outputs(checkpoint: Path) -> None:
@@ -65,16 +63,16 @@ def test_the_metric_of_translation_during_training_is_that_of_greedy_outputs(che
 
 def test_a_classifier_is_scored_by_label(classifier_checkpoint: Path, toy_sentences: list[str]) -> None:
     records = [LabelledRecord(text, ("fair",)) for text in toy_sentences]
-    report = evaluate_checkpoint(classifier_checkpoint, records)
-    assert report["sentences"] == report["labels"]["fair"]["texts"] == len(toy_sentences)
-    assert report["metrics"]["accuracy"] == report["accuracy"] == report["labels"]["fair"]["recall"]
-    assert set(report["labels"]) == {"bad", "fair", "good"}
-    assert bool(report["confusions"]) == (report["correct"] < len(toy_sentences))
     model, tokenizer = load_model(classifier_checkpoint)
     assert isinstance(model, Classifier)
+    found = evaluate_model(model, tokenizer, records)
+    labels = found.details["labels"]
+    assert found.methods["accuracy"].examples == labels["fair"]["texts"] == len(toy_sentences)
+    assert found.metrics["accuracy"] == pytest.approx(labels["fair"]["recall"], abs=0.01)
+    assert list(labels) == ["bad", "fair", "good"]
+    assert bool(found.samples) == (found.metrics["accuracy"] < 100)
     several = Classifier(dataclasses.replace(model.config, multi_label=True)).eval()
-    fields = evaluate_model(several, tokenizer, records)
-    assert list(fields["metrics"]) == ["micro F1", "macro F1", "exact match"]
+    assert list(evaluate_model(several, tokenizer, records).metrics) == ["micro F1", "macro F1", "exact match"]
 
 
 def test_a_language_model_is_scored_by_perplexity_and_exact_answers(tmp_path: Path, sentences: list[str]) -> None:
@@ -87,26 +85,27 @@ def test_a_language_model_is_scored_by_perplexity_and_exact_answers(tmp_path: Pa
     )
     messages = (DialogueMessage("user", "How are you?"), DialogueMessage("assistant", "Fine."))
     records: list[Record] = [TextRecord("A dog. " * 100), DialogueRecord(messages), DialogueRecord(messages * 20)]
-    report = evaluate_checkpoint(tmp_path / "run", records)
-    assert report["task"] == "language-model" and report["checkpoint"] == {"epoch": 3}
-    assert report["perplexity"] > 100
-    assert report["exact_answers"]["dialogues"] == 1
-    assert len(report["samples"]) == 2
+    loaded = load_model(tmp_path / "run")
+    found = evaluate_model(*loaded, records)
+    assert found.metrics["perplexity"] > 100
+    assert found.methods["exact answers"].examples == 1
+    assert len(found.samples) == 2
     with pytest.raises(UsageError, match="evaluated on texts or dialogues, but the data has pairs"):
-        evaluate_checkpoint(tmp_path / "run", PAIRS)
+        evaluate_model(*loaded, PAIRS)
 
 
 def test_an_encoder_is_scored_by_recall(tmp_path: Path, sentences: list[str]) -> None:
     tokenizer = train_tokenizer(sentences[:50], 400)
     torch.manual_seed(0)
     model = TextEncoder(EncoderConfig(tokenizer.get_vocab_size(), d_model=16, num_heads=2, d_ff=32)).eval()
-    report = evaluate_model(model, tokenizer, PAIRS)
-    assert report["task"] == "encoder" and report["pairs"] == 2
-    assert report["recall_at_1"] in (0, 50, 100)
+    found = evaluate_model(model, tokenizer, PAIRS)
+    assert found.methods["recall@1"].examples == 2
+    assert found.metrics["recall@1"] in (0, 50, 100)
 
 
 def test_other_records_and_no_records_are_rejected(checkpoint: Path) -> None:
+    loaded = load_model(checkpoint)
     with pytest.raises(UsageError, match="evaluated on pairs, but the data has labelled texts"):
-        evaluate_checkpoint(checkpoint, [*PAIRS, LabelledRecord("x", ("y",))])
+        evaluate_model(*loaded, [*PAIRS, LabelledRecord("x", ("y",))])
     with pytest.raises(UsageError, match=re.escape("there is nothing to evaluate: the data has no records")):
-        evaluate_checkpoint(checkpoint, [])
+        evaluate_model(*loaded, [])

@@ -17,16 +17,15 @@ from sightline.model.data.chat_template import encode_records
 from sightline.model.data.encoding import encode, encode_prompt
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord
 from sightline.model.data.tokenizer_training import decode_ids, special_id, train_tokenizer
-from sightline.model.decoding.reference import greedy, pytorch_steps
 from sightline.model.evaluation import language
 from sightline.model.evaluation.language import (
     answer_dialogues,
     evaluate_language,
-    language_fields,
     likelihoods,
     perplexity,
 )
 from tests.model.pretrained_folders import LINES, TEMPLATE, begin, write_decoder
+from tests.support.reference_decoding import greedy, pytorch_steps
 
 QUESTIONS = ("How are you?", "Where is the dog?", "And the cat?")
 
@@ -146,7 +145,7 @@ def test_predictions_belong_to_their_records_although_one_gives_several_examples
     records: list[TextRecord | DialogueRecord] = [too_long, TextRecord("A man sleeps."), dialogue("x", "y")]
     parts = encode_records(model.config, start.tokenizer, records, model.config.max_positions)
     assert [len(examples) for examples in parts] == [2, 1, 1]
-    rows = language_fields(model, start.tokenizer, records)["predictions"]
+    rows = evaluate_language(model, start.tokenizer, records).predictions
     assert json.loads(json.dumps(rows)) == rows and rows[1]["text"] == "A man sleeps."
     assert rows[2]["messages"] == [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     for examples, row in zip(parts, rows, strict=True):

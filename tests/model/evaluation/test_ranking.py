@@ -9,21 +9,21 @@ from sightline.model.evaluation.ranking import (
     average_precision,
     metrics_of_scores,
     ndcg,
+    rank_of_best,
     ranked,
-    reciprocal_rank,
     spearman,
 )
 
 
 def test_rankings_by_hand() -> None:
-    ranking = ranked([0.1, 0.9, 0.5], [1.0, 0.0, 0.5])
-    assert ranking.tolist() == [0, 0.5, 1]
-    assert ndcg(ranking) == pytest.approx((0.5 / math.log2(3) + 1 / 2) / (1 + 0.5 / math.log2(3)))
-    assert ndcg(ranking[::-1]) == ndcg(2 * ranking[::-1]) == 1
-    assert ndcg(ranked([1.0] * 12, [1.0] + [0.0] * 11)) == 0  # the right one ranks after the tenth
-    assert reciprocal_rank(ranking) == pytest.approx(1 / 3)
-    assert reciprocal_rank(ranked([1, 1], [1, 0])) == 0.5
-    assert average_precision(np.array([1.0, 0.0, 1.0, 0.0])) == pytest.approx((1 + 2 / 3) / 2)
+    scores, gains = [0.1, 0.9, 0.5], [1.0, 0.0, 0.5]
+    assert ranked(scores, gains).tolist() == [0, 0.5, 1]
+    assert ndcg(scores, gains) == pytest.approx((0.5 / math.log2(3) + 1 / 2) / (1 + 0.5 / math.log2(3)))
+    assert ndcg([3, 1, 2], gains) == ndcg([3, 1, 2], [2.0, 0.0, 1.0]) == 1
+    assert ndcg([1.0] * 12, [1.0] + [0.0] * 11) == 0  # the right one ranks after the tenth
+    assert rank_of_best(scores, gains) == 3
+    assert rank_of_best([1, 1], [1, 0]) == 2
+    assert average_precision([4, 3, 2, 1], [1.0, 0.0, 1.0, 0.0]) == pytest.approx((1 + 2 / 3) / 2)
 
 
 def slow_rank(values: list[int], value: int) -> float:

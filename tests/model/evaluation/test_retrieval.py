@@ -5,7 +5,7 @@ from tokenizers import Tokenizer
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.config import EncoderConfig
 from sightline.model.data.records import PairRecord
-from sightline.model.evaluation.retrieval import evaluate_encoder, ranks, retrieval_fields, text_vectors
+from sightline.model.evaluation.ranking import evaluate_encoder, ranks, text_vectors
 
 
 @pytest.fixture
@@ -44,23 +44,24 @@ def test_equal_texts_are_found_and_equal_vectors_are_not(
 ) -> None:
     texts = [text for text in sentences if len(tokenizer.encode(text)) <= 30][:12]
     pairs = [PairRecord(f"{text} ", text) for text in texts]  # one more token than the target
-    fields = retrieval_fields(model, tokenizer, pairs)
-    assert fields["recall_at_1"] == fields["mrr"] == 100
-    assert (fields["pairs"], fields["targets"]) == (12, 12)
-    assert fields["interval_95"][0] < 100 == fields["interval_95"][1]
+    found = evaluate_encoder(model, tokenizer, pairs)
+    assert found.metrics["recall@1"] == found.metrics["MRR"] == 100
+    assert (len(found.predictions), found.details["targets"]) == (12, 12)
+    low, high = found.methods["recall@1"].interval or (0, 0)
+    assert low < 100 == high
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
         model.encoder[-1].feed_forward_norm.norm.bias.fill_(1.0)  # type: ignore[union-attr, operator]
-    collapsed = retrieval_fields(model, tokenizer, pairs)
-    assert collapsed["recall_at_1"] == 0
-    assert collapsed["mrr"] == pytest.approx(100 / 12, abs=0.01)
+    collapsed = evaluate_encoder(model, tokenizer, pairs).metrics
+    assert collapsed["recall@1"] == 0
+    assert collapsed["MRR"] == pytest.approx(100 / 12, abs=0.01)
 
 
 def test_the_metric_during_training_truncates_texts_that_are_too_long(model: TextEncoder, tokenizer: Tokenizer) -> None:
     pairs = [PairRecord("A dog. ", "A dog."), PairRecord("A cat. ", "A cat."), PairRecord("word " * 50, "word " * 40)]
     found = evaluate_encoder(model, tokenizer, pairs)
-    assert found.metrics == {"recall@1": 100.0, "MRR": 100.0}
+    assert found.metrics == {"recall@1": 100.0, "recall@10": 100.0, "MRR": 100.0}
     assert len(found.samples) == 3
-    assert found.samples[0].startswith("source: A dog. | expected: A dog. | nearest: A dog. (")
+    assert found.samples[0] == "source: A dog. | target: A dog. | nearest: A dog. | rank: 1"
     assert evaluate_encoder(model, tokenizer, []).metrics == {}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.config import Sharing, TransformerConfig, matrix_indices
-from sightline.model.layers.linformer import LinformerAttention, Projections, project, token_weights
+from sightline.model.layers.linformer import Projections, project, token_weights
 from sightline.model.layers.multi_head_attention import MultiHeadAttention, length_mask
 
 CONFIG = TransformerConfig(
@@ -58,8 +58,8 @@ def literal_head(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor) -> tuple
     return result, weights
 
 
-def attention_and_inputs() -> tuple[LinformerAttention, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    attention = LinformerAttention(8, 2)
+def attention_and_inputs() -> tuple[MultiHeadAttention, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    attention = MultiHeadAttention(8, 2)
     x, lengths = torch.randn(3, 6, 8), torch.tensor([6, 1, 4])
     return attention, x, lengths, Projections(CONFIG).for_layer(1)
 
@@ -67,7 +67,7 @@ def attention_and_inputs() -> tuple[LinformerAttention, Tensor, Tensor, tuple[Te
 @torch.inference_mode()
 def test_linformer_equals_equation_7_written_out() -> None:
     attention, x, lengths, matrices = attention_and_inputs()
-    result, weights = attention(x, x, length_mask(lengths, 6).unsqueeze(1), True, *matrices)
+    result, weights = attention(x, x, length_mask(lengths, 6)[:, None, None], True, *matrices)
     parts = [attention.split_heads(part(x)) for part in (attention.query, attention.key, attention.value)]
     for row, length in enumerate(lengths.tolist()):
         heads = []
@@ -81,7 +81,7 @@ def test_linformer_equals_equation_7_written_out() -> None:
 
 def test_the_result_is_the_same_without_returning_weights() -> None:
     attention, x, lengths, matrices = attention_and_inputs()
-    mask = length_mask(lengths, 6).unsqueeze(1)
+    mask = length_mask(lengths, 6)[:, None, None]
     result, none = attention(x, x, mask, False, *matrices)
     assert none is None
     torch.testing.assert_close(result, attention(x, x, mask, True, *matrices)[0])
@@ -89,17 +89,17 @@ def test_the_result_is_the_same_without_returning_weights() -> None:
 
 def test_padding_does_not_change_the_projected_keys() -> None:
     attention, x, lengths, matrices = attention_and_inputs()
-    alone, _ = attention(x[2:, :4], x[2:, :4], length_mask(lengths[2:], 4).unsqueeze(1), True, *matrices)
+    alone, _ = attention(x[2:, :4], x[2:, :4], length_mask(lengths[2:], 4)[:, None, None], True, *matrices)
     x[2, 4:] = math.nan
-    padded = project(matrices[0], x, length_mask(lengths, 6).unsqueeze(1))
+    padded = project(matrices[0], x, length_mask(lengths, 6)[:, None, None])
     assert padded.isfinite().all()
-    beside, _ = attention(x, x, length_mask(lengths, 6).unsqueeze(1), True, *matrices)
+    beside, _ = attention(x, x, length_mask(lengths, 6)[:, None, None], True, *matrices)
     torch.testing.assert_close(beside[2, :4], alone[0])
 
 
 def test_the_map_over_tokens_times_the_values_is_the_heads_result() -> None:
     attention, x, lengths, (key_matrix, value_matrix) = attention_and_inputs()
-    mask = length_mask(lengths, 6).unsqueeze(1)
+    mask = length_mask(lengths, 6)[:, None, None]
     result, slots = attention(x, x, mask, True, key_matrix, value_matrix)
     pulled_back = token_weights(slots, value_matrix, mask)
     values = attention.split_heads(attention.value(x))
@@ -114,7 +114,7 @@ def test_with_one_projected_key_per_token_it_is_multi_head_attention() -> None:
     attention, x, _, _ = attention_and_inputs()
     plain = MultiHeadAttention(8, 2)
     plain.load_state_dict(attention.state_dict())
-    mask = length_mask(torch.tensor([6, 6, 6]), 6).unsqueeze(1)
+    mask = length_mask(torch.tensor([6, 6, 6]), 6)[:, None, None]
     result, weights = attention(x, x, mask, True, torch.eye(6), torch.eye(6))
     expected, expected_weights = plain(x, x, mask, True)
     torch.testing.assert_close(result, expected)

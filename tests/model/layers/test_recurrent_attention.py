@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sightline.model.config import RecurrentConfig
-from sightline.model.layers.recurrent_attention import SCORES, PredictedPosition, ProjectedScore, ScoreFunction, align
+from sightline.model.layers.recurrent_attention import SCORES, PredictedPosition, ScoreFunction, align
 
 B, S = 3, 5
 SIZES = {"encoder_size": 3, "decoder_size": 6, "attention_size": 4, "max_positions": 7}
@@ -55,8 +55,8 @@ def test_a_score_equals_its_equation(attention: str) -> None:
 @pytest.mark.parametrize("attention", [name for name in SCORES if name not in ("dot", "location")])
 def test_keys_have_the_width_that_the_score_requires(attention: str) -> None:
     score, _, annotations = made(attention)
-    assert isinstance(score, ProjectedScore)
-    assert score.keys(annotations).shape == (B, S, score.key_size)
+    assert score.annotation is not None
+    assert score.keys(annotations).shape == (B, S, score.annotation.out_features)
 
 
 LENGTHS = torch.tensor([5, 3, 1])

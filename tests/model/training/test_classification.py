@@ -65,7 +65,7 @@ def test_the_trainer_learns_labels_and_its_checkpoints_contain_them(tmp_path: Pa
     assert isinstance(model, Classifier)
     assert model.config.labels == ("negative", "positive")
     records = list(open_held_out(reviews / "dev.tsv", Reading("classification")))
-    assert evaluate_model(model, tokenizer, records)["metrics"]["accuracy"] == 100
+    assert evaluate_model(model, tokenizer, records).metrics["accuracy"] == 100
 
 
 def test_a_run_resumed_after_an_epoch_gives_the_same_weights(tmp_path: Path, reviews: Path) -> None:

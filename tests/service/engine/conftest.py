@@ -28,7 +28,7 @@ from tests.support.fake_runner import PRIME, FakeFaultError, FakeRunner, Faults,
 FAR = 1e9
 SOURCES = [tuple(range(3 + start, 5 + 2 * start)) for start in range(9)]  # 2 to 10 tokens
 
-NextLogits = Callable[[Sequence[Sequence[int]]], NDArray[np.float32]]  # as in sightline.model.decoding.reference
+NextLogits = Callable[[Sequence[Sequence[int]]], NDArray[np.float32]]  # as in tests.support.reference_decoding
 
 
 class Harness:

@@ -1,4 +1,4 @@
-"""Beam search in shared rows equals `sightline.model.decoding.reference`, on the fake model."""
+"""Beam search in shared rows equals `tests.support.reference_decoding`, on the fake model."""
 
 import dataclasses
 import math
@@ -45,8 +45,8 @@ Reference = Callable[[Manifest, GenerateRequest], Sequence[Any]]
 @pytest.fixture(scope="module")
 def searched() -> Reference:
     """Return the hypotheses of the reference for a request, best first."""
-    from sightline.model.decoding import reference
-    from sightline.model.decoding.processors import LogitsProcessors
+    from tests.support import reference_decoding as reference
+    from tests.support.reference_decoding import LogitsProcessors
 
     def search(manifest: Manifest, request: GenerateRequest) -> Sequence[Any]:
         asked, prefix, stop = request.parameters, request.target_prefix, request.stop

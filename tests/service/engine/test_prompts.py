@@ -71,7 +71,7 @@ def test_prompts_of_all_lengths_in_one_batch_have_the_results_that_they_have_alo
 @pytest.mark.parametrize("prompt", PROMPTS[::3], ids=len)
 @pytest.mark.parametrize("prefix", [(), (9, 4)], ids=["no prefix", "prefix"])
 def test_beams_equal_the_reference(prompt: tuple[int, ...], prefix: tuple[int, ...], manifest: Manifest) -> None:
-    from sightline.model.decoding.reference import beam
+    from tests.support.reference_decoding import beam
 
     given = run_alone(
         request(
@@ -87,7 +87,7 @@ def test_beams_equal_the_reference(prompt: tuple[int, ...], prefix: tuple[int, .
 
 @pytest.mark.parametrize("start_ids", [(1, 7), (1, 7, 8)])
 def test_all_start_tokens_are_read_before_the_first_new_token(start_ids: tuple[int, ...]) -> None:
-    from sightline.model.decoding.reference import beam
+    from tests.support.reference_decoding import beam
 
     plain = fake_manifest()
     manifest = plain.model_copy(update={"tokens": plain.tokens.model_copy(update={"start_ids": start_ids})})

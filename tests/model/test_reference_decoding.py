@@ -9,14 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.decoding.processors import LogitsProcessors
-from sightline.model.decoding.reference import (
+from tests.support.reference_decoding import (
+    LogitsProcessors,
     NextLogits,
     ReferenceHypothesis,
     beam,
     greedy,
     log_softmax,
-    one_thread,
     pytorch_steps,
 )
 
@@ -249,11 +248,3 @@ def test_length_penalty_divides_by_a_power_of_the_generated_length() -> None:
     assert hypothesis.penalised_total(0.0) == -6.0
     assert hypothesis.penalised_total(2.0) == pytest.approx(-6 / 9)
     assert hypothesis.penalised_total(1.0, num_forced=1) == -1.5
-
-
-def test_decoding_with_one_thread_restores_the_number_of_threads() -> None:
-    torch.set_num_threads(2)
-    with one_thread():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(1)

@@ -1,13 +1,12 @@
-"""Slow reference implementations of greedy decoding and beam search.
+"""Slow reference implementations of greedy decoding, beam search and logits processors.
 
-Every faster decoder must give the same results. Both follow `generate` of Hugging Face transformers
-(version 5.23) for encoder-decoder models. The model is a function from prefixes to logits, so that
-the same loop runs on PyTorch, on ONNX Runtime or on a table in a test.
+Every faster decoder must give the same results. The searches follow `generate` of Hugging Face
+transformers (version 5.23) for encoder-decoder models. The model is a function from prefixes to
+logits, so that the same loop runs on PyTorch, on ONNX Runtime or on a table in a test.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +18,6 @@ from torch import Tensor
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.factory import TranslationModel
 from sightline.model.architectures.recurrent import Memory
-from sightline.model.decoding.processors import NO_PROCESSORS, EndIds, LogitsProcessors, as_tuple
 
 Array = NDArray[np.float32]
 EarlyStopping = bool | Literal["never"]
@@ -31,6 +29,74 @@ NextLogits = Callable[[Sequence[Sequence[int]]], Array]
 # Returns True if the tokens generated so far (without the prompt) end a hypothesis, as the end
 # token does.
 Stop = Callable[[Sequence[int]], bool]
+EndIds = int | Sequence[int]  # one end token, or several
+
+
+def as_tuple(end_ids: EndIds) -> tuple[int, ...]:
+    return (end_ids,) if isinstance(end_ids, int) else tuple(end_ids)
+
+
+@dataclass(frozen=True)
+class LogitsProcessors:
+    """Logits processors of one request, applied in the order of the fields, each off by default.
+
+    They follow Hugging Face transformers: greedy decoding applies them to raw logits, beam search
+    to log-probabilities. The biases and the penalties of presence and frequency are those of
+    OpenAI's API. One rule is added: if the processors forbid every token, the end token is allowed.
+    """
+
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids and what is added to their scores
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    min_new_tokens: int = 0
+    suppress_tokens: tuple[int, ...] = ()
+    forced_end_at: int | None = None  # number of generated tokens of which the last must be the end token
+
+    def __call__(self, scores: Array, prompt: Sequence[int], generated: Sequence[int], end_ids: EndIds) -> Array:
+        """Return processed scores (V,) of the next token; forbidden tokens have -inf.
+
+        Args:
+            prompt: the start token and the forced prefix. Repetitions of prompt tokens count too.
+            end_ids: the end token or end tokens. Only the first is forced.
+        """
+        read, changed, ends = [*prompt, *generated], scores.copy(), as_tuple(end_ids)
+        for token_id, bias in self.logit_bias:
+            changed[token_id] += np.float32(bias)
+        seen = list(set(read))
+        changed[seen] = penalised(changed[seen], self.repetition_penalty)
+        for token_id in set(generated):
+            penalty = self.presence_penalty + self.frequency_penalty * list(generated).count(token_id)
+            changed[token_id] -= np.float32(penalty)
+        changed[repeating_tokens(read, self.no_repeat_ngram_size)] = -np.inf
+        if len(generated) < self.min_new_tokens:
+            changed[list(ends)] = -np.inf
+        changed[list(self.suppress_tokens)] = -np.inf
+        if len(generated) + 1 == self.forced_end_at:
+            changed[:] = -np.inf
+        if changed.max() == -np.inf:
+            changed[ends[0]] = 0.0
+        return changed
+
+
+NO_PROCESSORS = LogitsProcessors()
+
+
+def penalised(scores: Array, penalty: float) -> Array:
+    """Divide positive scores by the penalty and multiply negative scores by it.
+
+    This is the repetition penalty of Keskar et al. 2019, section 4.1, with the change that Hugging
+    Face transformers makes for negative scores.
+    """
+    return np.where(scores < 0, scores * np.float32(penalty), scores / np.float32(penalty))
+
+
+def repeating_tokens(read: Sequence[int], size: int) -> list[int]:
+    """Return the tokens that would complete an n-gram that has occurred before; none for size 0."""
+    ngrams = [tuple(read[first : first + size]) for first in range(len(read) - size + 1)] if size else []
+    last = tuple(read[len(read) - size + 1 :])  # the n - 1 tokens before the next one
+    return [ngram[-1] for ngram in ngrams if ngram[:-1] == last]
 
 
 @dataclass(frozen=True)
@@ -54,19 +120,6 @@ class ReferenceHypothesis:
 
     def extended(self, token: int, log_prob: float, processed: float) -> "ReferenceHypothesis":
         return ReferenceHypothesis((*self.ids, token), (*self.log_probs, log_prob), self.total + processed)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit PyTorch to one thread: decoder steps over a few sequences gain nothing from more, and
-    become up to a hundred times slower if other processes use the cores.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def never(generated: Sequence[int]) -> bool:

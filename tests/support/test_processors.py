@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sightline.model.decoding.processors import NO_PROCESSORS, LogitsProcessors, penalised, repeating_tokens
+from tests.support.reference_decoding import NO_PROCESSORS, LogitsProcessors, penalised, repeating_tokens
 from tests.support.tables import read_table
 
 END = 1

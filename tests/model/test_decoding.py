@@ -4,8 +4,8 @@ import torch
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.factory import TranslationModel, build_model
 from sightline.model.config import ArchitectureConfig, CausalConfig, RecurrentConfig, TransformerConfig
-from sightline.model.decoding.batched import continue_greedily, translate_batch
-from sightline.model.decoding.reference import beam, greedy, pytorch_steps
+from sightline.model.decoding import continue_greedily, one_thread, translate_batch
+from tests.support.reference_decoding import beam, greedy, pytorch_steps
 
 TRANSFORMER = TransformerConfig(
     9, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=2, max_positions=24
@@ -59,3 +59,11 @@ def test_a_continuation_ends_at_the_positions_of_the_model() -> None:
     model = random_model(CAUSAL, 1)
     assert isinstance(model, CausalModel)
     assert [len(ids) for ids in continue_greedily(model, [[5] * 20, [5] * 24, [5] * 23], (), 10)] == [4, 0, 1]
+
+
+def test_decoding_with_one_thread_restores_the_number_of_threads() -> None:
+    torch.set_num_threads(2)
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)

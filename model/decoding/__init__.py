@@ -1,1 +1,0 @@
-"""Slow reference implementations of decoding, and decoding of batches, compared with them."""
