@@ -154,7 +154,7 @@ test-pythons:  ## run the tests of PYTHON_TESTS without PyTorch, with each Pytho
 	  $$python -c '' 2>/dev/null || { echo "Python $$version is not present"; test -z "$$CI" || exit 1; continue; }; \
 	  echo "Python $$version"; \
 	  $$python -m venv $$tested && \
-	  $$tested/bin/python $(PIP_INSTALL) -e '.[cpu,import]' hypothesis pytest pytest-xdist safetensors && \
+	  $$tested/bin/python $(PIP_INSTALL) -e '.[cpu,import]' hypothesis pytest pytest-xdist && \
 	  PYTHONDONTWRITEBYTECODE= $$tested/bin/python -m pytest -n auto --dist loadfile $(PYTHON_TESTS) || exit 1; \
 	done
 

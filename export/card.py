@@ -8,20 +8,12 @@ from typing import Any
 
 from sightline.base.bundle import Manifest
 from sightline.base.bundle_files import read_manifest
-from sightline.export.sources.run_folder import Metric, RunRecord
+from sightline.export.sources.run_folder import TASKS, Metric, RunRecord
 
 CARD = "MODEL_CARD.md"
 # The last line of a card that this module wrote. A card without it belongs to the user.
 MARK = "<!-- Written by `sightline export`, which replaces this file; remove this line to keep changes. -->"
 MAX_LABELS = 20  # of a confusion matrix
-PIPELINE_TAGS = {
-    "translation": "translation",
-    "classification": "text-classification",
-    "language-model": "text-generation",
-    "encoder": "sentence-similarity",
-    "reranking": "text-ranking",
-    "tagging": "token-classification",
-}
 
 
 def write_card(bundle: Path, record: RunRecord) -> bool:
@@ -57,8 +49,8 @@ def _front_matter(manifest: Manifest, record: RunRecord) -> str:
         fields |= {"license": "other", "license_name": manifest.license}
     if manifest.languages is not None:
         fields["language"] = list(dict.fromkeys((*manifest.languages.sources, *manifest.languages.targets)))
-    if record.task in PIPELINE_TAGS:
-        fields["pipeline_tag"] = PIPELINE_TAGS[record.task]
+    if record.task in TASKS:
+        fields["pipeline_tag"] = TASKS[record.task].tag
     fields["tags"] = ["sightline", "onnx"]
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
     return "\n".join(["---", *lines, "---"])

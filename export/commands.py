@@ -5,8 +5,8 @@ PyTorch is imported only by what needs it: exports of recurrent models, and meas
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,17 +37,16 @@ from sightline.export.options import (
     QuantizationRecipe,
     QuantizeOptions,
     RewriteOptions,
-    RunOptions,
     ShortlistOptions,
     VerifyOptions,
     languages_of,
     metadata_of,
 )
-from sightline.export.pipeline import Export, Exported, export_checkpoint, verify_bundle
+from sightline.export.pipeline import Export, export_checkpoint, verify_bundle
 from sightline.export.sources.firefox import find_firefox_files
 from sightline.export.sources.firefox.marian_binary import read_file
 from sightline.export.sources.firefox.shortlist import Candidates, parse_shortlist
-from sightline.export.sources.opened_checkpoint import Provenance, detect_kind, hub_cache
+from sightline.export.sources.opened_checkpoint import Provenance, detect_kind
 from sightline.export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
 from sightline.export.writing import clean_up, clear_disk_errors, replacing, temporary_sibling
 from sightline.model.data.text import numbered_sentences
@@ -126,29 +125,27 @@ def export_folder(
     kind: Kind = "huggingface",
     record: RunRecord | None = None,
     provenance: Provenance = Provenance(),  # noqa: B008 - immutable
-    cache: Path | None = None,
 ) -> Verification | Quantization:
     """Export a folder; see `_write` for the result.
 
     Args:
         record: record of the training, if the folder belongs to a training run.
         provenance: location from which it was downloaded.
-        cache: folder that symbolic links may lead into; by default the cache of huggingface_hub.
     """
     clean_up(out)  # before the metadata of the existing bundle is read
     metadata = metadata_of(options, out, _recorded(record, options.languages is not None))
-    is_half = isinstance(options, RunOptions) and options.half_weights
+    is_half = isinstance(options, CheckpointOptions) and options.half_weights
     bits = options.bits or (8 if _has_8_bits(kind, provenance) and not is_half else FLOAT32_BITS)
     if is_half and bits != FLOAT32_BITS:
         raise UsageError(f"--bits {bits} cannot be combined with --half-weights; leave out one of them")
     if kind == "training":
-        assert isinstance(options, RunOptions)  # a download is no training run
+        assert isinstance(options, CheckpointOptions)  # a download is no training run
         export = _export_of_run(checkpoint, out, metadata, options)
     else:
         languages = metadata.languages if options.languages else None
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
         changes = ExportOptions(options.max_tokens, options.task, ignored_keys=options.ignore_key)
-        export = Export(checkpoint, out, metadata, changes, kind, provenance, (cache or hub_cache(),))
+        export = Export(checkpoint, out, metadata, changes, kind, provenance)
     is_shortened = kind == "firefox" and not (isinstance(options, CheckpointOptions) and options.no_shortlist)
     is_shortened = is_shortened and bits != HALF_BITS and find_firefox_files(checkpoint).shortlist is not None
     return _write(export, bits, options.bits is None, is_shortened)
@@ -163,17 +160,32 @@ def _has_8_bits(kind: Kind, provenance: Provenance) -> bool:
 def _write(export: Export, bits: int, is_default: bool, is_shortened: bool) -> Verification | Quantization:
     """Export a checkpoint; return its verification, or the measured loss if it is quantized.
 
-    With `is_shortened`, the bundle gets the shortlist of a Firefox model.
+    Fewer than 32 bits are a conversion of the verified float32 bundle, see `_convert`. With
+    `is_shortened`, the bundle gets the shortlist of a Firefox model.
     """
     out = export.bundle
-    with clear_disk_errors(out):
-        if not is_shortened:
-            return _report(out, _write_whole(export, bits, is_default))
-        with temporary_sibling(out, "whole") as folder:
-            whole = folder / out.resolve().name
-            exported = _write_whole(dataclasses.replace(export, bundle=whole), bits, is_default, "per-token")
+    with clear_disk_errors(out), ExitStack() as stages:
+
+        def stage(name: str) -> Path:
+            return stages.enter_context(temporary_sibling(out, name)) / out.resolve().name
+
+        whole = stage("whole") if is_shortened else out
+        float32 = whole if bits == FLOAT32_BITS else stage("float32")
+        exported = export_checkpoint(dataclasses.replace(export, bundle=float32))
+        if export.kind != "training":
+            print(f"peak memory: {exported.peak_bytes / 1e6:.0f} MB", file=sys.stderr)
+        if float32 != whole:
+            projection: QuantScheme = "per-token" if is_shortened else "group-wise"
+            _convert(float32, whole, exported.manifest, bits, is_default, projection)
+        if is_shortened:
             shortlist_bundle(whole, out, lambda: firefox_candidates(export.checkpoint, exported.manifest), None)
-        return _report(out, exported)
+    for note in exported.notes:
+        print(f"note: {one_line(note)}", file=sys.stderr)
+    manifest = read_manifest(out)
+    print(f"{out}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
+    record = manifest.quantization or manifest.verification
+    assert record is not None
+    return record
 
 
 def firefox_candidates(checkpoint: Path, manifest: Manifest) -> Candidates:
@@ -185,52 +197,34 @@ def firefox_candidates(checkpoint: Path, manifest: Manifest) -> Candidates:
     return parse_shortlist(read_file(files.shortlist), str(files.shortlist), source_size, target_size, is_shared)
 
 
-def _write_whole(export: Export, bits: int, is_default: bool, projection: QuantScheme = "group-wise") -> Exported:
-    """Export a checkpoint to a bundle without a shortlist.
+def _convert(
+    float32: Path, out: Path, original: Manifest, bits: int, is_default: bool, projection: QuantScheme
+) -> None:
+    """Convert a verified float32 bundle to fewer bits, as the command `quantize` does.
 
-    Fewer than 32 bits are a conversion of the verified float32 bundle, as by the command
-    `quantize`. A bundle that would lose too much raises `VerificationError`, and nothing is
-    written; without the option `--bits` (`is_default`), it stays float32.
+    A bundle that would lose too much raises `VerificationError`, and nothing is written; without
+    the option `--bits` (`is_default`), it stays float32.
     """
-    out = export.bundle
-    if bits == FLOAT32_BITS:
-        return _export(export)
-    with temporary_sibling(out, "float32") as folder:
-        float32 = folder / out.resolve().name
-        exported = _export(dataclasses.replace(export, bundle=float32))
-        text = _sentences_of_language(float32, exported.manifest)
-        print(f"comparing {bits} bits with float32 on {len(text.texts)} texts", file=sys.stderr)
-        try:
-            name = exported.manifest.name
-            if bits == HALF_BITS:
-                half_bundle(float32, out, text, name=name)
-            else:
-                quantize_bundle(
-                    float32, out, QuantizationRecipe(4 if bits == 4 else 8, projection=projection), text, name=name
-                )
-        except VerificationError as error:
-            if not is_default:
-                raise VerificationError(
-                    f"{error}; nothing was written: --bits {FLOAT32_BITS} imports float32, which `sightline "
-                    "quantize` converts with these options"
-                ) from None
-            print(
-                f"note: the bundle is float32: with {bits} bits, {error} (options of `sightline quantize`)",
-                file=sys.stderr,
-            )
-            with replacing(out) as new:
-                for file in float32.iterdir():
-                    file.rename(new / file.name)
-    return exported
-
-
-def _export(export: Export) -> Exported:
-    """Export a checkpoint, and print the memory that an import took."""
-    exported = export_checkpoint(export)
-    if export.kind != "training":
-        peaks = (exported.export_peak_bytes / 1e6, exported.check_peak_bytes / 1e6)
-        print(f"peak memory: {peaks[0]:.0f} MB for the import, {peaks[1]:.0f} MB for the verification", file=sys.stderr)
-    return exported
+    text = _sentences_of_language(float32, original)
+    print(f"comparing {bits} bits with float32 on {len(text.texts)} texts", file=sys.stderr)
+    try:
+        if bits == HALF_BITS:
+            half_bundle(float32, out, text, name=original.name)
+        else:
+            recipe = QuantizationRecipe(4 if bits == 4 else 8, projection=projection)
+            quantize_bundle(float32, out, recipe, text, name=original.name)
+    except VerificationError as error:
+        if not is_default:
+            raise VerificationError(
+                f"{error}; nothing was written: --bits {FLOAT32_BITS} imports float32, which `sightline "
+                "quantize` converts with these options"
+            ) from None
+        print(
+            f"note: the bundle is float32: with {bits} bits, {error} (options of `sightline quantize`)", file=sys.stderr
+        )
+        with replacing(out) as new:
+            for file in float32.iterdir():
+                file.rename(new / file.name)
 
 
 def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
@@ -252,18 +246,7 @@ def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
     return PlainText(usable)
 
 
-def _report(bundle: Path, exported: Exported) -> Verification | Quantization:
-    """Print the notes and the size of a written bundle, and return the record of its check."""
-    for note in exported.notes:
-        print(f"note: {one_line(note)}", file=sys.stderr)
-    manifest = read_manifest(bundle)
-    print(f"{bundle}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
-    record = manifest.quantization or manifest.verification
-    assert record is not None
-    return record
-
-
-def _export_of_run(checkpoint: Path, bundle: Path, metadata: BundleMetadata, options: RunOptions) -> Export:
+def _export_of_run(checkpoint: Path, bundle: Path, metadata: BundleMetadata, options: CheckpointOptions) -> Export:
     """Return the export of a training run, which is checked with the sentences that it can read."""
     path = options.sentences or DEFAULT_SENTENCES
     numbered = numbered_sentences(path)
@@ -369,13 +352,8 @@ def _parallel_text(options: RewriteOptions, data: Path) -> ParallelText:
     pairs = read_test_set(data, split, options.source, target, options.limit)
     manifest = read_manifest(options.bundle)
     limit, tokenizer = manifest.limits.max_source_tokens, read_tokenizer(options.bundle / manifest.source_tokenizer)
-    too_long = _too_long(limit, range(1, len(pairs.sources) + 1), encode_lines(tokenizer, pairs.sources))
-    if too_long:
-        number, tokens = next(iter(too_long.items()))
-        raise ValueError(
-            f"{data / split}.{options.source}, line {number} has {tokens} tokens, but the model reads at "
-            f"most {limit}; remove the pair, or choose other pairs with --split or --limit"
-        )
+    encoded, path = encode_lines(tokenizer, pairs.sources), Path(f"{data / split}.{options.source}")
+    _drop_too_long(limit, dict(enumerate(pairs.sources, 1)), encoded, path, "--data")
     if len(pairs.sources) < MIN_PAIRS:
         print(
             f"warning: {len(pairs.sources)} pairs are too few to distinguish a loss of {MAX_LOSS} BLEU from chance; "
@@ -401,7 +379,7 @@ def _drop_too_long(
     Others are skipped in the default file, which must keep a sentence, and a `ValueError` in a file
     that the user names.
     """
-    too_long = _too_long(limit, numbered, encoded)
+    too_long = {number: len(ids) for number, ids in zip(numbered, encoded, strict=True) if len(ids) > limit}
     if len(too_long) == len(numbered):
         raise ValueError(
             f"every sentence of {path} has more than {limit} tokens, the limit of the model; name a file with "
@@ -420,8 +398,3 @@ def _drop_too_long(
             file=sys.stderr,
         )
     return [sentence for number, sentence in numbered.items() if number not in too_long]
-
-
-def _too_long(limit: int, numbers: Iterable[int], encoded: Iterable[Sequence[int]]) -> dict[int, int]:
-    """Return the token counts above the limit, by line number."""
-    return {number: len(ids) for number, ids in zip(numbers, encoded, strict=True) if len(ids) > limit}

@@ -6,10 +6,8 @@ tokenizers, generation settings, languages and pooling.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -37,9 +35,9 @@ from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import ExportOptions
 from sightline.export.sources.chat_template import read_chat_template
 from sightline.export.sources.firefox import FirefoxFiles, find_firefox_files, read_metadata
-from sightline.export.sources.firefox.marian_binary import open_marian, read_file
+from sightline.export.sources.firefox.marian_binary import read_file, read_marian
 from sightline.export.sources.generation_settings import GenerationSettings, after_forced_token, read_generation
-from sightline.export.sources.opened_checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
+from sightline.export.sources.opened_checkpoint import Config, Folder, FolderFiles, Tensors, stored_tensors
 from sightline.export.sources.reranker import read_reranker
 from sightline.export.sources.run_folder import RECORD, read_record
 from sightline.export.sources.sentence_transformers import SentenceOptions, read_sentence_options
@@ -124,19 +122,16 @@ def build(described: Described, file: WeightFile) -> Graphs:
     return graphs
 
 
-@contextmanager
-def described(source: FolderFiles, options: ExportOptions) -> Iterator[Described]:
-    """Describe a checkpoint, whose weights can be read within the context.
+def describe_source(source: FolderFiles, options: ExportOptions) -> Described:
+    """Describe a checkpoint, whose weights are read when the graphs are built.
 
     Raises `ImportFailedError`, or `ValueError` if files of a training run do not belong together.
     """
     if isinstance(source, TrainingRun):
-        yield _describe_run(source)
-    elif isinstance(source, Folder):
-        yield _describe_folder(source, options)
-    else:
-        with _described_firefox(source, options) as firefox_model:
-            yield firefox_model
+        return _describe_run(source)
+    if isinstance(source, Folder):
+        return _describe_folder(source, options)
+    return _describe_firefox(source, options)
 
 
 def _describe_run(run: TrainingRun) -> Described:
@@ -206,14 +201,13 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     family = find_family(folder.config)
     tokenizers = read_or_convert_tokenizers(folder)
     input_names = (folder.json_object(f"{folder.module}{TOKENIZER_CONFIG}") or {}).get("model_input_names")
-    tokenizer = json.loads(tokenizers.source.to_str())
     sentences = None if folder.json("modules.json") is None else read_sentence_options(folder.json)
     reranker = read_reranker(folder, family.name, sentences, tokenizers.source, options.task)
     model, weights = describe(
         family,
         folder.config,
         folder.tensors,
-        tokenizer,
+        tokenizers.source,
         input_names,
         options.max_tokens,
         is_embedding=sentences is not None and not sentences.is_cross_encoder,
@@ -448,34 +442,32 @@ def _languages(
     return languages, replace(generation, start_ids=generation.start_ids[:1])
 
 
-@contextmanager
-def _described_firefox(folder: FolderFiles, options: ExportOptions) -> Iterator[Described]:
-    """Describe a Firefox translation model, whose tensors can be read within the context."""
+def _describe_firefox(folder: FolderFiles, options: ExportOptions) -> Described:
+    """Describe a Firefox translation model."""
     files = find_firefox_files(folder.path)
     paths = {path.name: folder.locate(path.name) for path in files.paths}
     folder.files |= {name: sha256_of(path) for name, path in paths.items() if path is not None}
-    with open_marian(files.model) as marian:
-        stored = {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
-        tensors = Tensors(stored, str(files.model))
-        model, weights = firefox.describe(marian.config, tensors, str(files.model), options.max_tokens)
-        tokenizers = _firefox_tokenizers(files, firefox.vocabulary_sizes(model))
-        metadata = read_metadata(folder, files)
-        generation = firefox.generation(model, tokenizers.target.token_to_id("<unk>"))
-        pair = metadata.languages or files.source_and_target
-        yield Described(
-            family="firefox",
-            architecture=metadata.architecture,
-            parameters=_count(tensors),
-            tokens=_tokens(generation),
-            limits=_limits(model),
-            **_files(tokenizers),
-            model=model,
-            weights=weights,
-            languages=None if pair is None else Languages(sources=pair[:1], targets=pair[1:]),
-            training_unit="sentence",  # Firefox itself splits the text of a page into sentences
-            generation=generation.defaults,
-            description=metadata.description,
-        )
+    marian = read_marian(files.model)
+    tensors = Tensors(stored_tensors(marian), str(files.model))
+    model, weights = firefox.describe(marian.config, tensors, str(files.model), options.max_tokens)
+    tokenizers = _firefox_tokenizers(files, firefox.vocabulary_sizes(model))
+    metadata = read_metadata(folder, files)
+    generation = firefox.generation(model, tokenizers.target.token_to_id("<unk>"))
+    pair = metadata.languages or files.source_and_target
+    return Described(
+        family="firefox",
+        architecture=metadata.architecture,
+        parameters=_count(tensors),
+        tokens=_tokens(generation),
+        limits=_limits(model),
+        **_files(tokenizers),
+        model=model,
+        weights=weights,
+        languages=None if pair is None else Languages(sources=pair[:1], targets=pair[1:]),
+        training_unit="sentence",  # Firefox itself splits the text of a page into sentences
+        generation=generation.defaults,
+        description=metadata.description,
+    )
 
 
 def _firefox_tokenizers(files: FirefoxFiles, sizes: tuple[int, int]) -> ConvertedTokenizers:

@@ -80,25 +80,6 @@ def _limit_processor_time(seconds: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def begin_child(parent: int, processor_seconds: float) -> None:
-    """Begin a child of a process with limits: it inherits them, and ends with its parent.
-
-    The processor time of the parent, in seconds, counts for the limit.
-    """
-    end_with(parent)
-    soft = resource.getrlimit(resource.RLIMIT_CPU)[0]
-    if soft != resource.RLIM_INFINITY:
-        _limit_processor_time(max(1, soft - int(processor_seconds)))
-
-
-def end_if_child_was_ended() -> None:
-    """End this process if the limit of processor time has ended its child, with the same signal."""
-    soft = resource.getrlimit(resource.RLIMIT_CPU)[0]
-    used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) + time.process_time()
-    if _report is not None and soft != resource.RLIM_INFINITY and used >= soft - 1:
-        os.kill(os.getpid(), signal.SIGXCPU)
-
-
 def folder_bytes(path: Path, allowed: Iterable[Path] = ()) -> int:
     """Return the size of the files of a checkpoint, a file or a folder, in bytes.
 

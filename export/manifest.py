@@ -29,7 +29,7 @@ def write_model(
     the manifest are copied. The metadata of the user precedes that of the checkpoint; `origin` is
     None for a model of this project.
     """
-    entries = write_graphs(folder, graphs)
+    entries = write_graphs(folder, vars(graphs))
     files = [WEIGHTS, *(entry.file for entry in entries.values()), *_write_others(folder, described)]
     of_model = {name: value for name, value in vars(described).items() if name in Manifest.model_fields}
     of_graphs = ("decoder_start", "states", "attention", "labels", "label_kind")

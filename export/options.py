@@ -111,16 +111,8 @@ class ReferenceOptions(Options):
     sentences: Annotated[Path | None, Shown("FILE")] = None
     """file with one source sentence per line for the verification of a training run (default: the
     300 sentences of the load test)"""
-    tolerance: float | None = None
+    tolerance: Annotated[float | None, Ge(0)] = None
     """largest allowed difference from PyTorch in float64 (default: by float32 rounding)"""
-
-
-class RunOptions(ReferenceOptions):
-    """Options of exports of a training run."""
-
-    half_weights: bool = False
-    """store matrices of a training run as float16, which halves the files; computation stays
-    float32"""
 
 
 class ImportOptions(Options):
@@ -155,7 +147,7 @@ class ImportOptions(Options):
     too much is lost; otherwise 32)"""
 
 
-class CheckpointOptions(RunOptions, ImportOptions):
+class CheckpointOptions(ReferenceOptions, ImportOptions):
     """Export a checkpoint as a verified bundle: a training run, or a third-party checkpoint."""
 
     example = "runs/multi30k-en-de --out bundles/multi30k-en-de"
@@ -168,6 +160,9 @@ class CheckpointOptions(RunOptions, ImportOptions):
     """folder to write or replace"""
     kind: Kind | None = None
     """kind of the checkpoint (default: recognised by its files)"""
+    half_weights: bool = False
+    """store matrices of a training run as float16, which halves the files; computation stays
+    float32"""
     no_shortlist: bool = False
     """let a Firefox model choose from all tokens (default: from those that its shortlist makes
     likely for the source, as Firefox does)"""

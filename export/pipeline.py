@@ -7,38 +7,30 @@ One way leads from each kind of source to a bundle, with one module for each ste
 2. `describe.py` describes it, with `families/` and `tokenizers/`.
 3. `graphs/` builds the graphs.
 4. `writing.py` and `manifest.py` write the files.
-5. `check/` compares the written bundle with the source, in a child process.
+5. `check/` compares the written bundle with the source.
 
 No step needs transformers, and only recurrent models need PyTorch. One tensor at a time is read and
-written. The child process keeps the memory of the check apart from that of the other steps.
+written.
 """
 
 import math
-import multiprocessing
-import os
 import resource
-import shutil
-import sys
-import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
 
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from sightline.base.bundle import Alignment, BundleError, Manifest, Origin, Verification
+from sightline.base.bundle import BundleError, Manifest, Origin, Verification
 from sightline.base.bundle_files import write_manifest
 from sightline.base.errors import UsageError
 from sightline.base.machine import available_memory
-from sightline.export.describe import Described, build, described
+from sightline.export.describe import Described, build, describe_source
 from sightline.export.families.description import Guided
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.limits import CHECK_SPEED, begin_child, begin_step, end_if_child_was_ended, end_step, folder_bytes
+from sightline.export.limits import CHECK_SPEED, begin_step, end_step, folder_bytes
 from sightline.export.manifest import write_model
 from sightline.export.options import BundleMetadata, ExportOptions, Kind
 from sightline.export.sources.opened_checkpoint import Folder, FolderFiles, Provenance, hub_cache
@@ -50,7 +42,7 @@ UNKNOWN = Provenance()
 FLOAT32_BYTES = 4
 # Memory of the check beside the weights: Python, NumPy, ONNX Runtime, and the intermediate results
 # of a long text.
-BASE_BYTES = 400 << 20
+BASE_BYTES = 500 << 20
 LARGE_STATE_BYTES = 256 << 20  # a note suggests `--max-tokens` for states above this size
 
 
@@ -64,10 +56,9 @@ class Export:
     options: ExportOptions = NO_OPTIONS
     kind: Kind = "huggingface"  # of the folder, see `sightline.export.sources.opened_checkpoint.detect_kind`
     provenance: Provenance = UNKNOWN  # location from which the folder was downloaded
-    allowed: tuple[Path, ...] = ()  # folders that symbolic links may lead into, such as the cache of a hub
 
     def open(self) -> FolderFiles:
-        return open_source(self.checkpoint, self.kind, self.allowed, self.options.half_weights)
+        return open_source(self.checkpoint, self.kind, self.options.half_weights)
 
 
 @dataclass(frozen=True)
@@ -76,20 +67,10 @@ class Exported:
 
     manifest: Manifest
     notes: tuple[str, ...]  # facts that the user should read
-    export_peak_bytes: int  # largest memory of this process so far
-    check_peak_bytes: int  # largest memory of the child process
+    peak_bytes: int  # largest memory of this process so far
 
 
-@dataclass(frozen=True)
-class Checked:
-    """Result of the check of a bundle."""
-
-    verification: Verification
-    alignment: Alignment | None
-    peak_bytes: int  # largest memory of the process
-
-
-def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
+def export_checkpoint(export: Export) -> Exported:
     """Export a checkpoint to a bundle and check it. An existing bundle is replaced.
 
     Files in the folder of an existing bundle that its manifest does not list are kept.
@@ -100,19 +81,21 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
         VerificationError: the bundle differs from the checkpoint; nothing is written.
         BundleError: the bundle exists and is not a folder without subfolders.
         FileNotFoundError: a file of a training run is missing.
-        ValueError: a training run is unreadable, a sentence too long, or an option does not fit.
+        ValueError: a training run is unreadable, or an option does not fit.
     """
     path, metadata, options = export.checkpoint, export.metadata, export.options
     if options.ignored_keys and export.kind == "firefox":
         raise UsageError(f"{path} is a Firefox model, which has no config.json; leave out --ignore-key")
-    begin_step(f"reading {path}", folder_bytes(path, export.allowed))
-    with export.open() as checkpoint, replacing(export.bundle) as folder, described(checkpoint, options) as model:
+    begin_step(f"reading {path}", folder_bytes(path, [hub_cache()]))
+    checkpoint = export.open()
+    with replacing(export.bundle) as folder:
+        model = describe_source(checkpoint, options)
         num_bytes = model.parameters * FLOAT32_BYTES
-        _check_resources(num_bytes, folder)
+        _check_memory(num_bytes)
         begin_step(f"building and checking the graphs of {path}", 4 * num_bytes, CHECK_SPEED, is_first=False)
         with (
             WeightFile(folder / WEIGHTS, options.half_weights) as weights,
-            tqdm(desc="exporting", total=num_bytes, unit="B", unit_scale=True, disable=None, file=stream) as bar,
+            tqdm(desc="exporting", total=num_bytes, unit="B", unit_scale=True, disable=None) as bar,
         ):
             if model.weights is not None:
                 # A tensor may be read twice.
@@ -131,25 +114,23 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
                 "checkpoint that was trained for it"
             )
         guided = None if model.model is None else model.model.guided_alignment
-        checked = check_in_child(export, folder, manifest, guided)
-        results = {"verification": checked.verification, "alignment": checked.alignment}
-        manifest = manifest.model_copy(update=results)
+        with tqdm(desc="verifying", bar_format="{desc}: {elapsed}", disable=None):
+            manifest = check(export, folder, manifest, guided)
         write_manifest(folder, manifest)
     end_step()
     notes = (*model.notes, *export.provenance.notes, *_notes(export.provenance, manifest))
-    return Exported(manifest, notes, _peak_bytes(), checked.peak_bytes)
+    return Exported(manifest, notes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)  # KiB on Linux
 
 
-def open_source(path: Path, kind: Kind, allowed: Iterable[Path] = (), half_weights: bool = False) -> FolderFiles:
+def open_source(path: Path, kind: Kind, half_weights: bool = False) -> FolderFiles:
     """Open a checkpoint of a kind, see `sightline.export.sources.opened_checkpoint.detect_kind`.
 
-    Symbolic links of a Hugging Face or Firefox folder may lead into folders of `allowed`.
     `half_weights` rounds the matrices of a training run to float16. Raises `FileNotFoundError` if a
     file of a run is missing, and `ValueError` for other errors.
     """
     if kind == "training":
         return TrainingRun(path, half_weights)
-    return (FolderFiles if kind == "firefox" else Folder)(path, allowed)
+    return (FolderFiles if kind == "firefox" else Folder)(path)
 
 
 def verify_bundle(
@@ -174,8 +155,8 @@ def verify_bundle(
     )
     num_bytes = folder_bytes(path, [hub_cache()]) + 4 * manifest.parameters * FLOAT32_BYTES
     begin_step(f"comparing {bundle} with {path}", num_bytes, CHECK_SPEED)
-    with open_source(path, kind, [hub_cache()], options.half_weights) as checkpoint:
-        return compare(checkpoint, bundle, manifest, options)
+    checkpoint = open_source(path, kind, options.half_weights)
+    return compare(checkpoint, bundle, manifest, options)
 
 
 def _notes(provenance: Provenance, manifest: Manifest) -> Iterator[str]:
@@ -212,11 +193,10 @@ def _origin(export: Export, model: Described, checkpoint: FolderFiles) -> Origin
     )
 
 
-def _check_resources(num_bytes: int, folder: Path) -> None:
-    """Check the memory and the disk space for weights of this size.
+def _check_memory(num_bytes: int) -> None:
+    """Check the memory for weights of this size, which ONNX Runtime holds in the verification.
 
-    The verification needs more memory than the import: ONNX Runtime holds all weights. With 538 MB
-    of weights it was measured at 896 MB, and the import at 341 MB.
+    The whole export of a model with 538 MB of weights was measured at 1,006 MB.
     """
     needed, available = BASE_BYTES + num_bytes, available_memory()
     if available is not None and needed > available:
@@ -224,54 +204,26 @@ def _check_resources(num_bytes: int, folder: Path) -> None:
             f"the import needs about {_giga(needed)} of memory, but {_giga(available)} are available; end other "
             "programs, or import on a machine with more memory and copy the bundle"
         )
-    free = shutil.disk_usage(folder).free
-    if num_bytes > free:
-        raise ImportFailedError(
-            f"the bundle needs about {_giga(num_bytes)} in {folder.parent}, but {_giga(free)} are free; remove files, "
-            "or choose another --out"
-        )
 
 
 def _giga(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f} GB"
 
 
-def check_in_child(export: Export, folder: Path, manifest: Manifest, guided: Guided | None) -> Checked:
-    """Check a written bundle in a child process, whose memory is released at its end.
+def check(export: Export, folder: Path, manifest: Manifest, guided: Guided | None) -> Manifest:
+    """Check a written bundle; return its manifest with the verification and the alignment heads.
 
     `guided` is the step, layer and head of the cross-attention that was trained to align words.
     """
-    # "spawn" starts a new interpreter, which does not inherit the memory of this one.
-    context = multiprocessing.get_context("spawn")
-    try:
-        with ProcessPoolExecutor(
-            1, context, initializer=begin_child, initargs=(os.getpid(), time.process_time())
-        ) as pool:
-            future = pool.submit(check, export, folder, manifest, guided)
-            with tqdm(desc="verifying", bar_format="{desc}: {elapsed}", disable=None) as bar:
-                while not wait([future], timeout=1).done:
-                    bar.refresh()
-            return future.result()
-    except BrokenProcessPool:
-        end_if_child_was_ended()
-        raise ImportFailedError(
-            "the process that verifies the bundle was ended, probably because there is too little memory; end "
-            "other programs, or import on a machine with more memory and copy the bundle"
-        ) from None
-
-
-def check(export: Export, folder: Path, manifest: Manifest, guided: Guided | None) -> Checked:
     from sightline.export.check.alignment import choose_alignment
     from sightline.export.check.serving import check_serving
     from sightline.export.check.sessions import open_sessions
 
     check_serving(folder, manifest)
-    with export.open() as checkpoint:
-        verification = compare(checkpoint, folder, manifest, export.options)
-    alignment = None
+    verification, alignment = compare(export.open(), folder, manifest, export.options), None
     if manifest.cross_attention is not None:
         alignment = choose_alignment(open_sessions(folder, manifest), folder, export.options.sentences, guided)
-    return Checked(verification, alignment, _peak_bytes())
+    return manifest.model_copy(update={"verification": verification, "alignment": alignment})
 
 
 def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: ExportOptions) -> Verification:
@@ -283,34 +235,26 @@ def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: 
         VerificationError: a difference is larger than rounding explains.
         BundleError: the tokenizer of the bundle is not that of the checkpoint.
         ImportFailedError: the checkpoint is not supported.
-        ValueError: a sentence is too long.
     """
-    with described(checkpoint, options) as model:
-        for file, tokenizer in model.tokenizers.items() if isinstance(checkpoint, TrainingRun) else ():
-            if Tokenizer.from_file(str(bundle / file)).to_str() != tokenizer.to_str():
-                raise BundleError(
-                    f"{bundle / file} differs from the tokenizer of the checkpoint; name the checkpoint that was "
-                    "exported"
-                )
-        if not isinstance(checkpoint, TrainingRun) and model.chat != manifest.chat:
+    model = describe_source(checkpoint, options)
+    for file, tokenizer in model.tokenizers.items() if isinstance(checkpoint, TrainingRun) else ():
+        if Tokenizer.from_file(str(bundle / file)).to_str() != tokenizer.to_str():
             raise BundleError(
-                f"{bundle} formats dialogues in another way than the chat template of the checkpoint; export it again"
+                f"{bundle / file} differs from the tokenizer of the checkpoint; name the checkpoint that was exported"
             )
-        tokenizer = model.tokenizers[model.source_tokenizer]
-        if model.recurrent is not None:
-            from sightline.export.check import recurrent_check
-            from sightline.export.check.sessions import open_sessions
+    if not isinstance(checkpoint, TrainingRun) and model.chat != manifest.chat:
+        raise BundleError(
+            f"{bundle} formats dialogues in another way than the chat template of the checkpoint; export it again"
+        )
+    tokenizer = model.tokenizers[model.source_tokenizer]
+    if model.recurrent is not None:
+        from sightline.export.check import recurrent_check
+        from sightline.export.check.sessions import open_sessions
 
-            sessions = open_sessions(bundle, manifest)
-            return recurrent_check.verify(sessions, model.recurrent, tokenizer, options.sentences, options.tolerance)
-        from sightline.export.check.verify import verify
+        sessions = open_sessions(bundle, manifest)
+        return recurrent_check.verify(sessions, model.recurrent, tokenizer, options.sentences, options.tolerance)
+    from sightline.export.check.verify import verify
 
-        assert model.model is not None and model.weights is not None, "only recurrent models have no description"
-        sentences = [encoding.ids for encoding in tokenizer.encode_batch(list(options.sentences))]
-        return verify(bundle, manifest, model.model, model.weights, sentences, options.tolerance)
-
-
-def _peak_bytes() -> int:
-    """Return the largest resident memory of this process so far."""
-    unit = 1 if sys.platform == "darwin" else 1 << 10  # kilobytes on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    assert model.model is not None and model.weights is not None, "only recurrent models have no description"
+    sentences = [encoding.ids for encoding in tokenizer.encode_batch(list(options.sentences))]
+    return verify(bundle, manifest, model.model, model.weights, sentences, options.tolerance)

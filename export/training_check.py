@@ -23,19 +23,12 @@ from sightline.base.text.chat import find_template
 from sightline.export.import_errors import ImportFailedError, one_line
 from sightline.export.limits import GGUF_GROWTH, begin_step, folder_bytes, out_of_memory, run_limited
 from sightline.export.sources.catalogue import located
+from sightline.export.sources.run_folder import TASKS
 from sightline.model.config import RELEVANCE, PretrainedConfig, PretrainedTask, model_config_to_json
 from sightline.model.data.pretrained import CONFIG, PRETRAINED, TOKENIZER, is_pretrained
 from sightline.model.data.records import TaskName
 from sightline.model.parts import checkpoint_of
 
-_KINDS: Mapping[TaskName, str] = {
-    "translation": "an encoder-decoder",
-    "classification": "an encoder",
-    "language-model": "a decoder",
-    "encoder": "an encoder",
-    "reranking": "an encoder",
-    "tagging": "an encoder",
-}
 _GENERATION, _TOKENIZER_CONFIG, _TEMPLATE = "generation_config.json", "tokenizer_config.json", "chat_template.jinja"
 _POOLING_MODES = {"mean": "mean", "first": "cls", "last": "lasttoken", "max": "max"}
 
@@ -130,83 +123,84 @@ def write_parts(
     """Describe a checkpoint in the layout of Hugging Face, and write its files besides the weights
     to the folder `out`. Returns the configuration of its model.
     """
-    from sightline.export.describe import described
+    from sightline.export.describe import describe_source
     from sightline.export.options import ExportOptions
     from sightline.export.sources.download import TEXT_FILES
-    from sightline.export.sources.opened_checkpoint import Folder, hub_cache
+    from sightline.export.sources.opened_checkpoint import Folder
     from sightline.export.sources.sentence_transformers import read_tokenizer_limit
 
-    with Folder(path, [hub_cache()]) as folder, described(folder, ExportOptions()) as source:
-        model, embedding = source.model, source.embedding
-        assert model is not None, "a folder of Hugging Face has a description"
-        folder.config.check_all_read()
-        kind = "a decoder" if model.is_decoder_only else "an encoder-decoder" if model.decoder else "an encoder"
-        if kind != _KINDS[task] or source.pair_template is not None:
-            raise UsageError(
-                f"{path} is {kind} ({source.family}), but the task {task} needs {_KINDS[task]}; use another checkpoint"
-            )
-        if folder.module or (task == "encoder" and source.dense):
-            raise UsageError(
-                f"{path}: modules.json names a subfolder or layers after the pooling, which cannot be trained; use "
-                "another checkpoint, or a copy of its Transformer alone, without modules.json"
-            )
-        if task == "reranking" and not source.reads_pairs:
-            raise UsageError(
-                f"{path}: the tokenizer has no form of pairs of texts that is supported; use another checkpoint"
-            )
-        names = (str(file.relative_to(path)) for file in sorted(path.rglob("*")))
-        texts: dict[str, bytes] = {
-            name: data
-            for name in names
-            if TEXT_FILES.fullmatch(name)
-            and name != CONFIG
-            and (task == "encoder" or "/" not in name)
-            and not name.startswith(("modules.", "config_sentence", *(() if task == "encoder" else ("sentence_",))))
-            and (data := folder.bytes(name)) is not None
-        }
-        fields, settings = folder.json_object(CONFIG) or {}, folder.json_object(_GENERATION) or {}
-        tokenizer, targets = (source.tokenizers[name] for name in (source.source_tokenizer, source.target_tokenizer))
-        positions, prefix, chat = source.limits.max_source_tokens, source.tokens.start_ids[1:], source.chat
-        separator = model.encoder.embedding.type_separator if model.encoder is not None else None
-        if task in ("classification", "reranking", "tagging"):
-            positions = min(model.max_positions, read_tokenizer_limit(folder.json) or model.max_positions)
-        if task == "encoder":
-            texts |= _sentence_files(embedding.pooling if embedding else "mean", positions, texts)
-        if source.languages is not None:
-            tokenizer, prefix = _with_languages(source.languages, pair, tokenizer)
-            if source.languages.target_prefix:
-                settings["forced_bos_token_id"] = prefix[0]
-        if template is not None and chat is None:
-            from sightline.export.sources.chat_template import read_chat_template
-
-            try:
-                chat = read_chat_template(folder)  # raises the reason if there is one that is not supported
-            except ValueError as error:
-                raise UsageError(f"the chat template of the checkpoint cannot be used: {error}") from None
-            special = folder.json_object("special_tokens_map.json") or {}
-            chat = chat or find_template(template, folder.json_object(_TOKENIZER_CONFIG) or {}, special)
-            texts.setdefault(_TEMPLATE, template.encode())
-        config = _config(
-            task=task,
-            vocab_size=max(source.limits.vocabulary, source.limits.source_vocabulary or 0),
-            max_positions=positions,
-            pad_id=source.tokens.pad_id,
-            bos_id=source.tokens.start_ids[0],
-            eos_id=source.tokens.end_ids[0],
-            fields=fields,
-            labels=_labels(model, task),
-            pooling=embedding.pooling if embedding else "mean",
-            chat={} if chat is None else chat.model_dump(),
-            target_prefix=prefix if task == "translation" else (),
-            type_separators=() if separator is None or task != "reranking" else (separator,),
-            target_tokenizer="" if targets is tokenizer or task != "translation" else targets.to_str(),
+    folder = Folder(path)
+    source = describe_source(folder, ExportOptions())
+    model, embedding = source.model, source.embedding
+    assert model is not None, "a folder of Hugging Face has a description"
+    folder.config.check_all_read()
+    kind = "a decoder" if model.is_decoder_only else "an encoder-decoder" if model.decoder else "an encoder"
+    if kind != TASKS[task].model or source.pair_template is not None:
+        raise UsageError(
+            f"{path} is {kind} ({source.family}), but the task {task} needs {TASKS[task].model}; use another checkpoint"
         )
-        if template is not None:
-            config = _with_end(config, tokenizer, source.tokens.end_ids, settings)
-        if settings:
-            texts[_GENERATION] = _json(settings)
-        if TOKENIZER in texts:
-            texts.setdefault(_TOKENIZER_CONFIG, _json({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    if folder.module or (task == "encoder" and source.dense):
+        raise UsageError(
+            f"{path}: modules.json names a subfolder or layers after the pooling, which cannot be trained; use "
+            "another checkpoint, or a copy of its Transformer alone, without modules.json"
+        )
+    if task == "reranking" and not source.reads_pairs:
+        raise UsageError(
+            f"{path}: the tokenizer has no form of pairs of texts that is supported; use another checkpoint"
+        )
+    names = (str(file.relative_to(path)) for file in sorted(path.rglob("*")))
+    texts: dict[str, bytes] = {
+        name: data
+        for name in names
+        if TEXT_FILES.fullmatch(name)
+        and name != CONFIG
+        and (task == "encoder" or "/" not in name)
+        and not name.startswith(("modules.", "config_sentence", *(() if task == "encoder" else ("sentence_",))))
+        and (data := folder.bytes(name)) is not None
+    }
+    fields, settings = folder.json_object(CONFIG) or {}, folder.json_object(_GENERATION) or {}
+    tokenizer, targets = (source.tokenizers[name] for name in (source.source_tokenizer, source.target_tokenizer))
+    positions, prefix, chat = source.limits.max_source_tokens, source.tokens.start_ids[1:], source.chat
+    separator = model.encoder.embedding.type_separator if model.encoder is not None else None
+    if task in ("classification", "reranking", "tagging"):
+        positions = min(model.max_positions, read_tokenizer_limit(folder.json) or model.max_positions)
+    if task == "encoder":
+        texts |= _sentence_files(embedding.pooling if embedding else "mean", positions, texts)
+    if source.languages is not None:
+        tokenizer, prefix = _with_languages(source.languages, pair, tokenizer)
+        if source.languages.target_prefix:
+            settings["forced_bos_token_id"] = prefix[0]
+    if template is not None and chat is None:
+        from sightline.export.sources.chat_template import read_chat_template
+
+        try:
+            chat = read_chat_template(folder)  # raises the reason if there is one that is not supported
+        except ValueError as error:
+            raise UsageError(f"the chat template of the checkpoint cannot be used: {error}") from None
+        special = folder.json_object("special_tokens_map.json") or {}
+        chat = chat or find_template(template, folder.json_object(_TOKENIZER_CONFIG) or {}, special)
+        texts.setdefault(_TEMPLATE, template.encode())
+    config = _config(
+        task=task,
+        vocab_size=max(source.limits.vocabulary, source.limits.source_vocabulary or 0),
+        max_positions=positions,
+        pad_id=source.tokens.pad_id,
+        bos_id=source.tokens.start_ids[0],
+        eos_id=source.tokens.end_ids[0],
+        fields=fields,
+        labels=_labels(model, task),
+        pooling=embedding.pooling if embedding else "mean",
+        chat={} if chat is None else chat.model_dump(),
+        target_prefix=prefix if task == "translation" else (),
+        type_separators=() if separator is None or task != "reranking" else (separator,),
+        target_tokenizer="" if targets is tokenizer or task != "translation" else targets.to_str(),
+    )
+    if template is not None:
+        config = _with_end(config, tokenizer, source.tokens.end_ids, settings)
+    if settings:
+        texts[_GENERATION] = _json(settings)
+    if TOKENIZER in texts:
+        texts.setdefault(_TOKENIZER_CONFIG, _json({"tokenizer_class": "PreTrainedTokenizerFast"}))
     (out / CONFIG).write_text(model_config_to_json(config), encoding="utf-8")
     (out / TOKENIZER).write_text(tokenizer.to_str(), encoding="utf-8")
     for name, data in texts.items():

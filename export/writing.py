@@ -2,20 +2,21 @@
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from sightline.base.bundle import MANIFEST, BundleError, Graph
 from sightline.base.bundle_files import read_manifest
 from sightline.base.errors import UsageError
-from sightline.export.graphs.model import Graphs
 from sightline.export.import_errors import ImportFailedError
 
-ENCODER, STEP = "encoder.onnx", "step.onnx"
-SIMILAR, PREDICT, ROWS, WEIGHTS = "similar.onnx", "predict.onnx", "rows.onnx", "weights.bin"
+# Graphs by fields of the manifest.
+GRAPH_FILES = {"encoder": "encoder.onnx", "decoder": "step.onnx", "similar": "similar.onnx", "predict": "predict.onnx"}
+ROWS, WEIGHTS = "rows.onnx", "weights.bin"
 TOKENIZER, TARGET_TOKENIZER, PROMPT_TOKENIZER = "tokenizer.json", "target_tokenizer.json", "prompt_tokenizer.json"
 
 
@@ -24,18 +25,13 @@ def graph_entry(name: str, proto: onnx.ModelProto) -> Graph:
     return Graph(file=name, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
-def write_graphs(folder: Path, graphs: Graphs) -> dict[str, Graph]:
-    """Write the graphs of a model, and return their manifest entries by field of the manifest."""
+def write_graphs(folder: Path, graphs: Mapping[str, Any]) -> dict[str, Graph]:
+    """Write the graphs at the fields of the manifest, and return the entries of these fields."""
     entries = {}
-    for field, name, proto in (
-        ("encoder", ENCODER, graphs.encoder),
-        ("decoder", STEP, graphs.decoder),
-        ("similar", SIMILAR, graphs.similar),
-        ("predict", PREDICT, graphs.predict),
-    ):
-        if proto is not None:
-            onnx.save_model(proto, folder / name)
-            entries[field] = graph_entry(name, proto)
+    for field, name in GRAPH_FILES.items():
+        if graphs.get(field) is not None:
+            onnx.save_model(graphs[field], folder / name)
+            entries[field] = graph_entry(name, graphs[field])
     return entries
 
 

@@ -12,7 +12,6 @@ Row 0 of a cross-attention map is that of the step that reads the start token an
 token of the target.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import ALIGNMENT_STEPS, MANIFEST, Alignment, AlignmentStep, Manifest
+from sightline.base.bundle_files import read_manifest
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
 from sightline.base.text.words import Word, merge_weights, rows_that_read, words_of
 from sightline.export.check.sessions import Sessions, default_language_ids, read_sources, run_step
@@ -77,15 +77,10 @@ def choose_alignment(
 
 def record_alignment(bundle: Path, alignment: Alignment) -> None:
     """Write an alignment to the manifest of a bundle; its other fields stay as they are."""
-    path = bundle / MANIFEST
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    document.pop("alignment", None)
-    entries = list(document.items())
-    position = 1 + next(index for index, (name, _) in enumerate(entries) if name == "attention")
-    entries.insert(position, ("alignment", alignment.model_dump(mode="json")))
     new = bundle / f".{MANIFEST}.new"
-    new.write_text(json.dumps(dict(entries), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    new.replace(path)
+    manifest = read_manifest(bundle).model_copy(update={"alignment": alignment})
+    new.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    new.replace(bundle / MANIFEST)
 
 
 def best_heads(sentences: Sequence[AlignedSentence], guided: Guided | None = None) -> Alignment:

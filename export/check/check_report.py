@@ -25,15 +25,6 @@ KINDS = {
 MAPS = tuple(kind for kind, words in KINDS.items() if words == "attention maps")
 
 
-def check_inputs(sentences: Sequence[Sequence[int]], limit: int, tolerance: float | None) -> None:
-    """Raise `ValueError` for more than `limit` tokens, or a tolerance that is negative or NaN."""
-    if tolerance is not None and not tolerance >= 0:
-        raise ValueError(f"tolerance must be a number of at least 0, got {tolerance}")
-    for number, sentence in enumerate(sentences, start=1):
-        if len(sentence) > limit:
-            raise ValueError(f"sentence {number} has {len(sentence)} tokens, but the model reads at most {limit}")
-
-
 def raise_if_exceeded(
     compared: str,
     differences: Mapping[str, Sequence[Difference]],

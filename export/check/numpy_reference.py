@@ -13,6 +13,7 @@ head, R positions of a text whose results are kept.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -365,15 +366,83 @@ class ReferenceLayers:
         outputs = activate(self.arithmetic.product(np.concatenate(columns), matrix) + bias, options.activation)
         return self.norm(self.arithmetic.round(x + outputs), f"{self.name}.convolution_norm")
 
-    def relative_bias(self, queries: int, keys: int) -> Array | None:
-        """Return the bias of scores (H, T, S) for positions from 0, or None without such a bias."""
-        options, offsets = self.stack.relative_bias, np.arange(keys) - np.arange(queries)[:, None]
+    def relative_bias(self, length: int) -> Array | None:
+        """Return the bias of scores (H, T, T) of a text, or None without such a bias."""
+        options, offsets = self.stack.relative_bias, np.arange(length) - np.arange(length)[:, None]
         if self.stack.slopes is not None:
             return bias_of_slopes(self.stack.slopes, offsets).astype(np.float64)
         if options is None:
             return None
         table = self.weights.read(f"{self.name}.relative_bias.weight").astype(np.float64)  # (buckets, H)
         return table[buckets(options, offsets)].transpose(2, 0, 1)
+
+    def run(
+        self, texts: Sequence[Sequence[int]], rows: Sequence[Positions], memories: Sequence[Array] = ()
+    ) -> tuple[list[Array], list[dict[str, Array]]]:
+        """Run the stack on several sequences of token ids.
+
+        Args:
+            texts: the tokens; those of a decoder include its start tokens.
+            rows: (R,) positions of each text whose attention weights are kept.
+            memories: hidden states (S, M) of the encoder for each text, for cross-attention.
+
+        Returns:
+            The hidden states (T, M) of each text, and its attention weights (layers, H, R, keys) by
+            kind, as far as the stack has them: "self", "slots" of projected keys, and "cross".
+        """
+        stack, lengths = self.stack, [len(text) for text in texts]
+        nothing, sizes = [None] * len(texts), [len(states) for states in memories]
+        biases = [self.relative_bias(length) for length in lengths]
+        maps: list[dict[str, list[Array]]] = [{} for _ in texts]
+
+        def attend(number: int, kind: str, options: Attention, x: Array) -> Array:
+            module = f"{self.name}.{number}.{kind}_attention"
+            if kind == "cross":
+                memory = np.concatenate(memories)
+                results = self.attention(module, options, x, lengths, memory, sizes, nothing, nothing)
+            else:
+                visible = [self._mask(length, options.window) for length in lengths]
+                results = self.attention(module, options, x, lengths, x, lengths, biases, visible)
+            output, *weights = results
+            for name, of_texts in zip((kind, "slots"), weights, strict=True):
+                for text, array in enumerate(of_texts):
+                    maps[text].setdefault(name, []).append(array[:, rows[text]])
+            return output
+
+        x = embedded = self.embed(texts)
+        for number, attention in enumerate(stack.attention):
+            before, compute = x, partial(attend, number, "self", attention)
+            if stack.cell == "ssru":
+                compute = partial(self._recur, number, lengths)
+            x = self.sublayer(x, f"{self.name}.{number}.self_attention", compute, number)
+            if stack.cross is not None:
+                compute = partial(attend, number, "cross", stack.cross)
+                x = self.sublayer(x, f"{self.name}.{number}.cross_attention", compute)
+            x = self.feed_forward(x, number, before)
+            if number == 0 and stack.convolution is not None:
+                x = self.convolution(stack.convolution, embedded, x, lengths)
+        stacked = [{kind: np.stack(layers) for kind, layers in kept.items()} for kept in maps]
+        return split_texts(self.finish(x), lengths), stacked
+
+    def _mask(self, length: int, window: int | None) -> Mask | None:
+        """Return the mask (T, T) of a layer, None if all keys are visible."""
+        positions = np.arange(length)
+        distances = positions[:, None] - positions  # of a key before its query
+        if self.name == "decoder" or self.stack.is_causal:
+            return (distances >= 0) if window is None else (distances >= 0) & (distances < window)
+        return None if window is None else np.abs(distances) <= window // 2
+
+    def _recur(self, number: int, lengths: Sequence[int], x: Array) -> Array:
+        """Return the outputs (N, M) of a simpler simple recurrent unit (Kim et al. 2019, eq. 2)."""
+        module, outputs = f"{self.name}.{number}.cell", []
+        forgets, inputs = self.linear(x, f"{module}.forget"), self.linear(x, f"{module}.input")
+        forgets = self.arithmetic.round(1 / (1 + np.exp(-forgets)))
+        for text in zip(split_texts(forgets, lengths), split_texts(inputs, lengths), strict=True):
+            cell = np.zeros(x.shape[1])
+            for forget, new in zip(*text, strict=True):
+                cell = forget * cell + (1 - forget) * new
+                outputs.append(np.maximum(cell, 0))
+        return np.stack(outputs)
 
     def feed_forward(self, x: Array, layer: int, before: Array) -> Array:
         """Return the output (N, M) of the feed-forward sublayer for x (N, M).
@@ -391,13 +460,6 @@ class ReferenceLayers:
             return self.linear(inner, f"{module}.outer")
 
         return self.sublayer(x, module, compute, source=before if self.stack.is_parallel else x)
-
-
-def causal_mask(length: int, window: int | None) -> Mask:
-    """Return the mask (T, T) of a decoder layer, or of an encoder that is causal."""
-    positions = np.arange(length)
-    distances = positions[:, None] - positions  # of a key before its query
-    return (distances >= 0) if window is None else (distances >= 0) & (distances < window)
 
 
 ERF_END, ERF_STEPS = 6, 64  # erf is 1 in float64 from 6 on; the polynomials have a distance of 1 / 64

@@ -4,14 +4,13 @@ Recurrent models have no description, so that `sightline.export.check.verify` ca
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from sightline.base.bundle import Verification
-from sightline.export.check.check_report import check_inputs, raise_if_exceeded
+from sightline.export.check.check_report import Difference, raise_if_exceeded
 from sightline.export.check.sessions import Array, Sessions, onnx_steps, read_sources, run_step
 from sightline.export.check.verify import check_scores, compare_cosines
 from sightline.export.graphs.nodes import SCORES
@@ -31,16 +30,6 @@ KINDS = ("hidden", "logits", "attention", "states")  # of outputs
 Ids = Sequence[int]
 
 
-@dataclass(frozen=True)
-class BatchComparison:
-    """Comparison of one batch."""
-
-    found: Mapping[str, float]  # the largest difference of each kind
-    limits: Mapping[str, float]  # the largest difference of each kind that rounding explains
-    generations: int = 0  # that differ although rounding does not explain it
-    close_generations: int = 0  # that differ first where the two best candidates are close
-
-
 def verify(
     sessions: Sessions,
     model: RecurrentModel,
@@ -54,18 +43,17 @@ def verify(
     derived for each batch by `sightline.model.rounding`, so that the limits hold on every
     processor; a tolerance replaces it.
 
-    Raises `VerificationError`, and `ValueError` as `check_inputs` does.
+    Raises `VerificationError`.
     """
     sources = [encoding.ids for encoding in tokenizer.encode_batch(list(sentences))]
-    check_inputs(sources, sessions.manifest.limits.max_source_tokens, tolerance)
     models = reference(model, PERTURBED_PAIRS)
     with one_thread():
         compared = [
             _compare_batch(sessions, models, sources[start : start + BATCH_ROWS])
             for start in range(0, len(sources), BATCH_ROWS)
         ]
-    differences = {kind: [(batch.found[kind], batch.limits[kind]) for batch in compared] for kind in KINDS}
-    generations = sum(batch.generations for batch in compared)
+    differences = {kind: [found[kind] for found, _, _ in compared] for kind in KINDS}
+    generations = sum(different for _, different, _ in compared)
     if sessions.similar is not None:
         differences["cosines"] = [compare_cosines(sessions.similar, model.embedding.weight.detach().numpy())]
     raise_if_exceeded("ONNX Runtime and PyTorch", differences, generations, tolerance)
@@ -75,11 +63,19 @@ def verify(
         max_logit_difference=max(difference for difference, _ in differences["logits"]),
         max_attention_difference=max(difference for difference, _ in differences["attention"]),
         different_generations=generations,
-        close_generations=sum(batch.close_generations for batch in compared),
+        close_generations=sum(close for _, _, close in compared),
     )
 
 
-def _compare_batch(sessions: Sessions, models: Reference[RecurrentModel], sources: Sequence[Ids]) -> BatchComparison:
+def _compare_batch(
+    sessions: Sessions, models: Reference[RecurrentModel], sources: Sequence[Ids]
+) -> tuple[dict[str, Difference], int, int]:
+    """Compare one batch.
+
+    Returns:
+        The difference of each kind, the number of generations that differ although rounding does
+        not explain it, and the number of those that differ first where two candidates are close.
+    """
     manifest, end_ids = sessions.manifest, sessions.manifest.tokens.end_ids
     generations, close_generations, targets = 0, 0, []
     for source in sources:
@@ -91,8 +87,7 @@ def _compare_batch(sessions: Sessions, models: Reference[RecurrentModel], source
             is_close = _differ_where_close(models, source, first_id, expected, generated)
             generations, close_generations = generations + (not is_close), close_generations + is_close
         targets.append([first_id, *expected[:-1]])
-    compared = _compare_forced(sessions, models, sources, targets)
-    return replace(compared, generations=generations, close_generations=close_generations)
+    return _compare_forced(sessions, models, sources, targets), generations, close_generations
 
 
 def _differ_where_close(
@@ -186,7 +181,7 @@ def graph_pass(
 
 def _compare_forced(
     sessions: Sessions, models: Reference[RecurrentModel], sources: Sequence[Ids], targets: Sequence[Ids]
-) -> BatchComparison:
+) -> dict[str, Difference]:
     """Compare teacher-forced decoding.
 
     PyTorch runs one pass, ONNX Runtime steps, with rows that start at different times. Each step of
@@ -212,4 +207,4 @@ def _compare_forced(
 
     exact, limits = models.limits(lambda model: values(forced_pass(model, sources, targets, carried)))
     computed = values(graph_outputs)
-    return BatchComparison({kind: max_abs(computed[kind] - exact[kind]) for kind in KINDS}, limits)
+    return {kind: (max_abs(computed[kind] - exact[kind]), limits[kind]) for kind in KINDS}

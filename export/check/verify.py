@@ -27,10 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, PREFILL_TOKENS, TOKEN_LABEL_KINDS, Manifest, Verification
-from sightline.export.check.check_report import MAPS, Difference, check_inputs, raise_if_exceeded
+from sightline.export.check.check_report import MAPS, Difference, raise_if_exceeded
 from sightline.export.check.numpy_reference import EXACT, Arithmetic, Rounded, log_softmax
-from sightline.export.check.reference_decoder import ReferenceDecoder
-from sightline.export.check.reference_encoder import ReferenceEncoder
+from sightline.export.check.reference_model import decode_all, encode_all
 from sightline.export.check.sessions import DecoderSession, open_session, padded_sources, zero_states
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
@@ -101,21 +100,18 @@ def reference_outputs(
         (layers, H, R, T) and `cross.i` (layers, H, R, S), as far as the model has them. R are the
         positions of `compared_rows`.
     """
-    outputs: dict[str, Array | None] = {}
-    memories: list[Array] | None = None
+    outputs, memories = dict[str, Array](), list[Array]()
     if model.encoder is not None:
         rows = [compared_rows(len(source)) for source in texts.sources]
-        encoded = ReferenceEncoder(model, weights, arithmetic).encode_all(texts.sources, rows)
-        memories = [encoding.hidden for encoding in encoded]
-        for number, source in enumerate(encoded):
-            outputs |= {f"{kind}.{number}": array for kind, array in vars(source).items()}
+        encoded = encode_all(model, weights, texts.sources, rows, arithmetic)
+        memories = [source["hidden"] for source in encoded]
+        outputs = {f"{kind}.{number}": array for number, of in enumerate(encoded) for kind, array in of.items()}
     if model.decoder is not None:
         rows = [compared_rows(len(target)) for target in texts.targets]
-        decoded = ReferenceDecoder(model, weights, arithmetic).decode_all(texts.targets, rows, memories)
-        for number, target in enumerate(decoded):
-            of_decoder = {f"{kind}.{number}": array for kind, array in vars(target).items()}
-            outputs = of_decoder | outputs  # `hidden` is that of the encoder, if there is one
-    return {name: array for name, array in outputs.items() if array is not None}
+        decoded = decode_all(model, weights, texts.targets, rows, memories, arithmetic)
+        of_decoder = {f"{kind}.{number}": array for number, of in enumerate(decoded) for kind, array in of.items()}
+        outputs = of_decoder | outputs  # `hidden` is that of the encoder, if there is one
+    return outputs
 
 
 def rounding_limits(
@@ -364,14 +360,13 @@ def verify(
 ) -> Verification:
     """Compare the graphs of a bundle with the reference, see the module.
 
-    Raises `VerificationError`, and `ValueError` as `check_inputs` does.
+    Raises `VerificationError`.
 
     Args:
         manifest: its manifest; `verification` is not read.
         sentences: token ids of sentences that are compared in addition to random texts.
         tolerance: the largest allowed difference, in place of the derived limits.
     """
-    check_inputs(sentences, manifest.limits.max_source_tokens, tolerance)
     inputs = [random_inputs(manifest, model, seed=0), *_sentence_inputs(manifest, sentences)]
     differences: dict[str, list[Difference]] = {}
     different = close = 0

@@ -20,15 +20,15 @@ from sightline.export.check.sessions import Sessions, open_sessions
 from sightline.export.convert.calibrate import measure_ranges
 from sightline.export.convert.half import half_graphs, rows_graph
 from sightline.export.convert.pack import pack_graph
-from sightline.export.convert.quality import ParallelText, check_loss, compare, encode_sources
+from sightline.export.convert.quality import ParallelText, check_loss, compare
 from sightline.export.convert.quantize import Ranges, quantize_graphs
 from sightline.export.convert.states import calibration_sources, measure_states, round_states, rounded_states
 from sightline.export.convert.text_quality import PlainText, check_text_loss, compare_on_texts
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.import_errors import VerificationError
 from sightline.export.options import BundleMetadata, QuantizationRecipe
-from sightline.export.writing import ROWS, WEIGHTS, clear_disk_errors, graph_entry, replacing
-from sightline.model.data.tokenizer_training import read_tokenizer
+from sightline.export.writing import GRAPH_FILES, ROWS, WEIGHTS, clear_disk_errors, graph_entry, replacing, write_graphs
+from sightline.model.data.tokenizer_training import encode_lines, read_tokenizer
 
 Text = ParallelText | PlainText
 Rewrite = Callable[[Sequence[onnx.ModelProto], Path, WeightFile], list[onnx.ModelProto]]
@@ -59,7 +59,7 @@ def quantize_bundle(
         VerificationError: the bundle loses too much; nothing is written.
         BundleError: `source` is damaged or not float32, or `bundle` exists and is not a folder
             without subfolders.
-        ValueError: a sentence is too long, a name is not valid, or calibration is missing.
+        ValueError: a name is not valid, or calibration is missing.
     """
     if recipe.layers is None and recipe.bits == 8 and read_manifest(source).is_decoder_only:
         per_token = replace(recipe, layers="per-token")
@@ -75,7 +75,7 @@ def quantize_bundle(
     def write(original: Manifest, folder: Path) -> Manifest:
         ranges: Ranges = {}
         if is_static:
-            sources = encode_sources(original, read_tokenizer(source / original.source_tokenizer), calibration)
+            sources = encode_lines(read_tokenizer(source / original.source_tokenizer), calibration)
             ranges = measure_ranges(source, original, sources)
         elif original.is_decoder_only and recipe.layers == "per-token":  # to smooth channels
             ranges = measure_ranges(source, original, calibration_sources(source, original), max_new_tokens=0)
@@ -170,7 +170,7 @@ def _write_converted(
         changes = {"name": name, "created": int(time.time()), "verification": None}
         manifest = write(original, folder).model_copy(update=changes)
         sessions = open_sessions(folder, manifest)
-        quality = None if text is None else _measure(source, original, sessions, text, force)
+        quality = None if text is None else measure(source, original, sessions, text, force)
         has_group = {"encoder": original.encoder is not None, "layers": original.decoder is not None}
         schemes = {group: scheme for group, scheme in record.schemes.items() if has_group.get(group, True)}
         changes = {"float32_digest": original.digest, "quality": quality, "schemes": schemes}
@@ -179,7 +179,7 @@ def _write_converted(
     return quantization
 
 
-def _measure(source: Path, original: Manifest, converted: Sessions, text: Text, force: bool) -> Quality | TextQuality:
+def measure(source: Path, original: Manifest, converted: Sessions, text: Text, force: bool) -> Quality | TextQuality:
     """Measure the loss of a converted bundle; check it unless `force` is true."""
     tokenizer, float32 = read_tokenizer(source / original.source_tokenizer), open_sessions(source, original)
     if isinstance(text, ParallelText):
@@ -196,17 +196,13 @@ def _measure(source: Path, original: Manifest, converted: Sessions, text: Text, 
 
 def write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, Any]:
     """Write converted graphs, weights and other files; return changed fields of the manifest."""
-    fields = [name for name in ("encoder", "decoder", "similar", "predict") if getattr(manifest, name) is not None]
-    files = [getattr(manifest, name).file for name in fields]
-    originals = [onnx.load_model(source / name, load_external_data=False) for name in files]
+    files = {field: graph.file for field in GRAPH_FILES if (graph := getattr(manifest, field)) is not None}
+    originals = [onnx.load_model(source / name, load_external_data=False) for name in files.values()]
     with WeightFile(folder / WEIGHTS) as weights:
         rewritten = rewrite(originals, source, weights)
-    entries = {}
-    for field, name, proto in zip(fields, files, rewritten, strict=True):
-        onnx.save_model(proto, folder / name)
-        entries[field] = graph_entry(name, proto)
+    entries = write_graphs(folder, dict(zip(files, rewritten, strict=True)))
     others = {manifest.source_tokenizer, manifest.target_tokenizer}
     others |= {layer.file for layer in (manifest.embedding.dense if manifest.embedding else ())}
     for name in others:
         shutil.copyfile(source / name, folder / name)
-    return {**entries, "files": record_files(folder, (*files, WEIGHTS, *sorted(others)))}
+    return {**entries, "files": record_files(folder, (*files.values(), WEIGHTS, *sorted(others)))}

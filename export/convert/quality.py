@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from sightline.base.bundle import Bleu, Manifest, Quality
+from sightline.base.bundle import Bleu, Quality
 from sightline.export.check.sessions import Sessions, onnx_steps
 from sightline.export.import_errors import VerificationError
 from sightline.export.options import MAX_LOSS
@@ -32,7 +32,7 @@ class ParallelText:
 
 def compare(float32: Sessions, quantized: Sessions, tokenizer: Tokenizer, text: ParallelText) -> Quality:
     """Compute the BLEU of both bundles with each of `NUM_BEAMS`."""
-    sources = encode_sources(float32.manifest, tokenizer, text.pairs.sources)
+    sources = encode_lines(tokenizer, text.pairs.sources)
     bleu, signature = [], ""
     for num_beams in NUM_BEAMS:
         before, after = (
@@ -60,18 +60,6 @@ def check_loss(quality: Quality) -> None:
                 f"with num_beams {bleu.num_beams}, BLEU falls from {bleu.float32:.2f} to {bleu.quantized:.2f}, but the "
                 f"largest accepted loss is {MAX_LOSS}; try a smaller --block-size or more --bits, or use --force"
             )
-
-
-def encode_sources(manifest: Manifest, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[list[int]]:
-    """Encode source sentences; raise `ValueError` for one that is too long for the model."""
-    limit = manifest.limits.max_source_tokens
-    sources = encode_lines(tokenizer, sentences)
-    for number, source in enumerate(sources, start=1):
-        if len(source) > limit:
-            raise ValueError(
-                f"sentence {number} has {len(source)} tokens, but the model reads at most {limit}; shorten it"
-            )
-    return sources
 
 
 def _translate(sessions: Sessions, tokenizer: Tokenizer, sources: Sequence[Sequence[int]], num_beams: int) -> list[str]:

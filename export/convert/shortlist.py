@@ -26,15 +26,15 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from sightline.base.bundle import TOP_TOKENS, AgreementQuality, BundleError, Shortlist, State
 from sightline.base.bundle_files import read_bundle, write_manifest
 from sightline.export.check.sessions import Sessions, open_sessions
-from sightline.export.convert.conversions import write_rewritten
-from sightline.export.convert.text_quality import PlainText, batches, compare_on_texts, greedy_outputs
+from sightline.export.convert.conversions import measure, write_rewritten
+from sightline.export.convert.products import attributes_of
+from sightline.export.convert.text_quality import PlainText, batches, greedy_outputs
 from sightline.export.graphs.builder import GraphBuilder, WeightFile, external_tensor
 from sightline.export.graphs.nodes import FLOAT, INT32, INT64, LOWEST, SCORES, token_mask
 from sightline.export.import_errors import VerificationError
 from sightline.export.options import MIN_CHRF
 from sightline.export.sources.firefox.shortlist import Candidates
 from sightline.export.writing import clear_disk_errors, replacing
-from sightline.model.data.tokenizer_training import read_tokenizer
 
 SIZE = 1024  # most candidates of a source
 # Candidates of all sources and of each source token in a shortlist that is learned, and number of
@@ -80,9 +80,7 @@ def shortlist_bundle(
         changes |= {"states": (*original.states, *states), "shortlist": record, "created": int(time.time())}
         manifest = original.model_copy(update=changes)
         if text is not None:
-            before, after = open_sessions(source, original), open_sessions(folder, manifest)
-            files = source / original.source_tokenizer, source / original.target_tokenizer
-            quality = compare_on_texts(before, after, read_tokenizer(files[0]), read_tokenizer(files[1]), text)
+            quality = measure(source, original, open_sessions(folder, manifest), text, force=True)
             assert isinstance(quality, AgreementQuality), "the bundle is an encoder-decoder"
             if not quality.chrf >= MIN_CHRF:
                 raise VerificationError(
@@ -146,7 +144,7 @@ class _Product:
         names, axis = dict(names), graph.constant([1], np.int64)
         for node in self.nodes:
             inputs, biases = [names.get(name, name) for name in node.input], list[str]()
-            attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+            attributes = attributes_of(node)
             op, is_own = node.op_type, node.op_type in PRODUCTS and inputs[1] != node.input[1]
             if is_own:
                 inputs[0] = graph.add("Unsqueeze", inputs[0], axis)

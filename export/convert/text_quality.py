@@ -92,16 +92,10 @@ def compare_on_texts(
 ) -> TextQuality:
     """Measure the loss of a converted bundle on texts.
 
-    Raises `ValueError` if a text is too long, or there is nothing to predict in all texts.
+    Raises `ValueError` if there is nothing to predict in all texts.
     """
     manifest = float32.manifest
     sources = text_ids(manifest, source_tokenizer, text.texts)
-    for number, source in enumerate(sources, start=1):
-        if len(source) > manifest.limits.max_source_tokens:
-            raise ValueError(
-                f"text {number} has {len(source)} tokens, but the model reads at most "
-                f"{manifest.limits.max_source_tokens}; shorten it"
-            )
     if manifest.decoder is None:
         return _compare_encoders(float32, quantized, sources)
     if manifest.is_decoder_only:
@@ -112,47 +106,49 @@ def compare_on_texts(
 def check_text_loss(quality: TextQuality) -> None:
     """Check that a measured loss is within its limit."""
     way_out = "try a smaller --block-size, more --bits or float32 for one group of layers, or use --force"
+    if isinstance(quality, AgreementQuality):
+        way_out += "; or measure BLEU on parallel text with --data"
+    for problem in _problems(quality):
+        raise VerificationError(f"{problem}; {way_out}")
+
+
+def _problems(quality: TextQuality) -> Iterator[str]:
+    """Yield the measures that are beyond their limits; NaN is beyond each."""
     match quality:
-        case EmbeddingQuality():
+        case EmbeddingQuality(labels=labels):
             if not quality.mean_cosine >= MIN_COSINE:
-                raise VerificationError(
+                yield (
                     f"the embeddings have a mean cosine of {quality.mean_cosine:.4f} with those of float32, but at "
-                    f"least {MIN_COSINE} is required; {way_out}"
+                    f"least {MIN_COSINE} is required"
                 )
-            _check_labels(quality.labels, way_out)
+            if labels is not None and not labels.same_best >= MIN_SAME_LABELS:
+                yield (
+                    f"{labels.same_best:.1%} of {labels.compared} best labels equal those of float32, but at least "
+                    f"{MIN_SAME_LABELS:.0%} is required"
+                )
+            if labels is not None and labels.labels == 1 and not labels.max_difference <= MAX_SCORE_DIFFERENCE:
+                yield (
+                    f"a score differs by {labels.max_difference:.3f} from that of float32, but at most "
+                    f"{MAX_SCORE_DIFFERENCE} is accepted"
+                )
         case PredictionQuality():
             if quality.mean_divergence is None or not quality.mean_divergence <= MAX_DIVERGENCE:
-                raise VerificationError(
+                yield (
                     f"the probabilities of the next token diverge from those of float32 by a mean of "
                     f"{quality.mean_divergence:.4f} nats, but at most {MAX_DIVERGENCE} is accepted (perplexity "
-                    f"{quality.float32:.2f} before and {quality.quantized:.2f} after); {way_out}"
+                    f"{quality.float32:.2f} before and {quality.quantized:.2f} after)"
                 )
             if quality.same_first is None or not quality.same_first >= MIN_SAME_FIRST:
-                raise VerificationError(
+                yield (
                     f"{quality.same_first:.1%} of the most probable next tokens equal those of float32, but at least "
-                    f"{MIN_SAME_FIRST:.0%} is required; {way_out}"
+                    f"{MIN_SAME_FIRST:.0%} is required"
                 )
         case AgreementQuality():
             if not quality.chrf >= MIN_CHRF:
-                raise VerificationError(
+                yield (
                     f"the outputs have a chrF of {quality.chrf:.1f} with those of float32, but at least {MIN_CHRF:g} "
-                    f"is required; {way_out}; or measure BLEU on parallel text with --data"
+                    "is required"
                 )
-
-
-def _check_labels(labels: LabelQuality | None, way_out: str) -> None:
-    if labels is None:
-        return
-    if not labels.same_best >= MIN_SAME_LABELS:
-        raise VerificationError(
-            f"{labels.same_best:.1%} of {labels.compared} best labels equal those of float32, but at least "
-            f"{MIN_SAME_LABELS:.0%} is required; {way_out}"
-        )
-    if labels.labels == 1 and not labels.max_difference <= MAX_SCORE_DIFFERENCE:
-        raise VerificationError(
-            f"a score differs by {labels.max_difference:.3f} from that of float32, but at most {MAX_SCORE_DIFFERENCE} "
-            f"is accepted; {way_out}"
-        )
 
 
 def batches(sources: Sequence[Ids]) -> Iterator[list[int]]:

@@ -25,7 +25,14 @@ from sightline.export.families.decoders import (
 )
 from sightline.export.families.description import Attention, Description, FeedForward, Norm, Stack, TokenEmbedding
 from sightline.export.families.values import MAX_WINDOW, activation, check_rotary_head, count, equal_heads
-from sightline.export.families.weights import QUERY_KEY_VALUE, AdaptedModule, Source, equal_parts
+from sightline.export.families.weights import (
+    BART_LAYER,
+    QUERY_KEY_VALUE,
+    AdaptedModule,
+    Source,
+    equal_parts,
+    layer_modules,
+)
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
@@ -158,15 +165,9 @@ def _neox_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     start, attention = _neox_start(tensors), model.first_stack.attention[0]
     layer = f"{start}layers.{{}}"
     tensors.check_equal("lm_head.weight", "embed_out.weight", "although both are the projection; remove the wrong one")
-    modules: dict[str, Source] = {
-        "embedding": f"{start}embed_in",
-        "decoder.norm": f"{start}final_layer_norm",
-        "decoder.{}.self_attention_norm": f"{layer}.input_layernorm",
-        "decoder.{}.self_attention.output": f"{layer}.attention.dense",
-        "decoder.{}.feed_forward_norm": f"{layer}.post_attention_layernorm",
-        "decoder.{}.feed_forward.inner": f"{layer}.mlp.dense_h_to_4h",
-        "decoder.{}.feed_forward.outer": f"{layer}.mlp.dense_4h_to_h",
-    }
+    names = "- - - attention.dense input_layernorm mlp.dense_h_to_4h mlp.dense_4h_to_h post_attention_layernorm"
+    modules = layer_modules(layer, names, "decoder")
+    modules |= {"embedding": f"{start}embed_in", "decoder.norm": f"{start}final_layer_norm"}
     for part in QUERY_KEY_VALUE:
         packed = _rows_of(f"{layer}.attention.query_key_value", attention, part, by_head=True)
         modules[f"decoder.{{}}.self_attention.{part}"] = packed
@@ -202,19 +203,13 @@ def _opt_start(tensors: Tensors) -> str:
 def _opt_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     start = _opt_start(tensors)
     layer = f"{start}layers.{{}}"
-    modules: dict[str, Source] = {
+    modules = layer_modules(layer, BART_LAYER, "decoder") | {
         "embedding": f"{start}embed_tokens",
         "decoder.positions": AdaptedModule(f"{start}embed_positions", skip=2),  # two rows that no token uses
         "decoder.embedding_projection": f"{start}project_in",
         "decoder.output_projection": f"{start}project_out",
         "decoder.norm": f"{start}final_layer_norm",
-        "decoder.{}.self_attention_norm": f"{layer}.self_attn_layer_norm",
-        "decoder.{}.feed_forward_norm": f"{layer}.final_layer_norm",
-        "decoder.{}.feed_forward.inner": f"{layer}.fc1",
-        "decoder.{}.feed_forward.outer": f"{layer}.fc2",
     }
-    for part, name in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("output", "out_proj")):
-        modules[f"decoder.{{}}.self_attention.{part}"] = f"{layer}.self_attn.{name}"
     return modules | output_modules(tensors, f"{start}embed_tokens.weight")
 
 

@@ -14,12 +14,11 @@ from sightline.export.families.encoders import (
     describe_encoder,
     embedding_modules,
     head_modules,
-    layer_modules,
     prefix_of,
     with_old_names,
 )
 from sightline.export.families.values import activation
-from sightline.export.families.weights import Source
+from sightline.export.families.weights import Source, layer_modules
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 

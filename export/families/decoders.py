@@ -28,7 +28,7 @@ from sightline.export.families.values import (
     local_layers,
     of_layers,
 )
-from sightline.export.families.weights import QUERY_KEY_VALUE, AdaptedModule, Source, equal_parts
+from sightline.export.families.weights import QUERY_KEY_VALUE, AdaptedModule, Source, equal_parts, layer_modules
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
@@ -367,22 +367,22 @@ def _yarn_scale(factor: float, scale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
+_LLAMA_LAYER = (
+    "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj input_layernorm mlp.up_proj mlp.down_proj "
+    "post_attention_layernorm"
+)
+
+
 def decoder_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     start = model_prefix(tensors)
     layer = f"{start}layers.{{}}"
-    modules: dict[str, Source] = {
+    modules = layer_modules(layer, _LLAMA_LAYER, "decoder") | {
         "embedding": f"{start}embed_tokens",
         "decoder.norm": f"{start}norm",
-        "decoder.{}.self_attention_norm": f"{layer}.input_layernorm",
         "decoder.{}.self_attention.query_norm": f"{layer}.self_attn.q_norm",
         "decoder.{}.self_attention.key_norm": f"{layer}.self_attn.k_norm",
-        "decoder.{}.feed_forward_norm": f"{layer}.post_attention_layernorm",
         "decoder.{}.feed_forward.gate": f"{layer}.mlp.gate_proj",
-        "decoder.{}.feed_forward.inner": f"{layer}.mlp.up_proj",
-        "decoder.{}.feed_forward.outer": f"{layer}.mlp.down_proj",
     }
-    for part, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
-        modules[f"decoder.{{}}.self_attention.{part}"] = f"{layer}.self_attn.{name}_proj"
     return modules | output_modules(tensors, f"{start}embed_tokens.weight")
 
 
@@ -426,16 +426,14 @@ def _gpt2_start(tensors: Tensors) -> str:
 def _gpt2_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     start = _gpt2_start(tensors)
     layer = f"{start}h.{{}}"
-    modules: dict[str, Source] = {
-        "embedding": f"{start}wte",
-        "decoder.positions": f"{start}wpe",
-        "decoder.norm": f"{start}ln_f",
-        "decoder.{}.self_attention_norm": f"{layer}.ln_1",
-        "decoder.{}.self_attention.output": AdaptedModule(f"{layer}.attn.c_proj", transposed=True),
-        "decoder.{}.feed_forward_norm": f"{layer}.ln_2",
-        "decoder.{}.feed_forward.inner": AdaptedModule(f"{layer}.mlp.c_fc", transposed=True),
-        "decoder.{}.feed_forward.outer": AdaptedModule(f"{layer}.mlp.c_proj", transposed=True),
-    }
+    modules = layer_modules(layer, "- - - - ln_1 - - ln_2", "decoder")
+    modules |= {"embedding": f"{start}wte", "decoder.positions": f"{start}wpe", "decoder.norm": f"{start}ln_f"}
+    for ours, theirs in (
+        ("self_attention.output", "attn.c_proj"),
+        ("feed_forward.inner", "mlp.c_fc"),
+        ("feed_forward.outer", "mlp.c_proj"),
+    ):
+        modules[f"decoder.{{}}.{ours}"] = AdaptedModule(f"{layer}.{theirs}", transposed=True)
     modules |= equal_parts("decoder.{}.self_attention", QUERY_KEY_VALUE, f"{layer}.attn.c_attn", transposed=True)
     return modules | output_modules(tensors, f"{start}wte.weight")
 

@@ -24,7 +24,7 @@ from sightline.export.families.description import (
     TokenEmbedding,
 )
 from sightline.export.families.values import MAX_WINDOW, activation, check_rotary_head, count, equal_heads, local_layers
-from sightline.export.families.weights import QUERY_KEY_VALUE, AdaptedModule, Source, equal_parts
+from sightline.export.families.weights import QUERY_KEY_VALUE, AdaptedModule, Source, equal_parts, layer_modules
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 from sightline.model.config import alibi_slopes
@@ -180,24 +180,6 @@ def describe_encoder(
     unused = embedding.skipped_positions + embedding.position_offset
     longest = config.integer("max_position_embeddings", max_positions) - unused
     return Description(family, config.integer("vocab_size"), longest, stack)
-
-
-_BERT_LAYER = (
-    "attention.self.query attention.self.key attention.self.value attention.output.dense attention.output.LayerNorm "
-    "intermediate.dense output.dense output.LayerNorm"
-)
-
-
-def layer_modules(layer: str, names: str = _BERT_LAYER, number: int | str = "{}") -> dict[str, Source]:
-    """Return the modules of a layer from their names in the checkpoint, by default those of BERT.
-
-    They are query, key, value, output and normalization of the attention, and the inner and outer
-    layer and normalization of the feed-forward network. "-" leaves one out.
-    """
-    attention, feed_forward = f"encoder.{number}.self_attention", f"encoder.{number}.feed_forward"
-    ours = [f"{attention}.{part}" for part in ("query", "key", "value", "output")]
-    ours += [f"{attention}_norm", f"{feed_forward}.inner", f"{feed_forward}.outer", f"{feed_forward}_norm"]
-    return {name: f"{layer}.{theirs}" for name, theirs in zip(ours, names.split(), strict=True) if theirs != "-"}
 
 
 def embedding_modules(embeddings: str, skip: int = 0) -> dict[str, Source]:
@@ -383,7 +365,7 @@ def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
         group = int(number // inner / (repeated / groups))  # as transformers rounds it
         layer = f"{prefix}encoder.albert_layer_groups.{group}.albert_layers.{number % inner}"
         attention = " ".join(f"attention.{name}" for name in (*QUERY_KEY_VALUE, "dense", "LayerNorm"))
-        modules |= layer_modules(layer, f"{attention} ffn ffn_output full_layer_layer_norm", number)
+        modules |= layer_modules(layer, f"{attention} ffn ffn_output full_layer_layer_norm", number=number)
     return modules | head_modules(model, _ALBERT_HEAD)
 
 

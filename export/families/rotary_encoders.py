@@ -20,12 +20,11 @@ from sightline.export.families.encoders import (
     describe_encoder,
     embedding_modules,
     head_modules,
-    layer_modules,
     prefix_of,
     with_gates,
 )
 from sightline.export.families.values import activation, check_rotary_head, count, equal_heads
-from sightline.export.families.weights import QUERY_KEY_VALUE, Source, equal_parts
+from sightline.export.families.weights import QUERY_KEY_VALUE, Source, equal_parts, layer_modules
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 

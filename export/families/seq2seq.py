@@ -27,7 +27,7 @@ from sightline.export.families.description import (
 )
 from sightline.export.families.encoders import label_kind, label_names
 from sightline.export.families.values import activation, count, equal_heads, timescale_sinusoids
-from sightline.export.families.weights import AdaptedModule, Array, Source
+from sightline.export.families.weights import BART_LAYER, AdaptedModule, Array, Source, layer_modules
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
@@ -54,17 +54,13 @@ class _Variant:
     activation: str = "gelu"
     scale_embedding: bool = False
 
-    @property
-    def has_final_norm(self) -> bool:
-        return self.norm_place == "pre"
-
 
 def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Description:
     config.ignore(*_IGNORED_KEYS)
     config.neutral("is_encoder_decoder", True)
     config.neutral("normalize_before", variant.norm_place == "pre")
     config.neutral("normalize_embedding", variant.has_embedding_norm)
-    config.neutral("add_final_layer_norm", variant.has_final_norm)
+    config.neutral("add_final_layer_norm", variant.norm_place == "pre")
     config.neutral("static_position_embeddings", variant.positions != "learned")
     config.neutral("add_bias_logits", False)
     check_output(config, tensors, "model.shared.weight", default=True)
@@ -89,7 +85,7 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
                 has_norm=variant.has_embedding_norm,
             ),
             cross=attention if name == "decoder" else None,
-            has_final_norm=variant.has_final_norm,
+            has_final_norm=variant.norm_place == "pre",
         )
 
     source = vocabulary = config.integer("vocab_size")
@@ -139,13 +135,10 @@ def _modules(variant: _Variant, model: Description, tensors: Tensors) -> Mapping
         modules[f"{stack}.positions"] = _positions(variant, model, f"{start}{stack}.embed_positions", tensors)
         if stack == "encoder" and variant.positions == "fairseq":
             modules[f"{stack}.positions"] = partial(_padded_sinusoids, model)
-        modules[f"{layer}.feed_forward.inner"] = f"{name}.fc1"
-        modules[f"{layer}.feed_forward.outer"] = f"{name}.fc2"
-        modules[f"{layer}.feed_forward_norm"] = f"{name}.final_layer_norm"
-        for ours, theirs in (("self_attention", "self_attn"), ("cross_attention", "encoder_attn")):
-            modules[f"{layer}.{ours}_norm"] = f"{name}.{theirs}_layer_norm"
-            for part, projection in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "out")):
-                modules[f"{layer}.{ours}.{part}"] = f"{name}.{theirs}.{projection}_proj"
+        modules |= layer_modules(name, BART_LAYER, stack)
+        modules[f"{layer}.cross_attention_norm"] = f"{name}.encoder_attn_layer_norm"
+        for part, projection in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "out")):
+            modules[f"{layer}.cross_attention.{part}"] = f"{name}.encoder_attn.{projection}_proj"
     return modules
 
 

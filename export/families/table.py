@@ -5,7 +5,8 @@ import glob
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+
+from tokenizers import Tokenizer
 
 from sightline.base.errors import UsageError
 from sightline.export.families import Family, blocks, deberta, decoders, encoders, gemma, rotary_encoders, seq2seq
@@ -90,7 +91,7 @@ def describe(
     family: Family,
     config: Config,
     tensors: Tensors,
-    tokenizer: Mapping[str, Any] | None = None,
+    tokenizer: Tokenizer | None = None,
     input_names: Sequence[str] | None = None,
     max_tokens: int | None = None,
     *,
@@ -101,7 +102,7 @@ def describe(
 
     Args:
         tensors: the weights, whose shapes are compared with the description.
-        tokenizer: tokenizer.json. It decides the token types of text pairs, and is only needed for
+        tokenizer: decides the token types of text pairs, and is only needed for
             models with token types.
         input_names: `model_input_names` of tokenizer_config.json, None if it has none.
         max_tokens: other limit of positions than the checkpoint's, see `_positions`.

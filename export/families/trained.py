@@ -6,7 +6,6 @@ Their checkpoints are training runs, with the tensors of `state_dict`. PyTorch i
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,18 +39,10 @@ from sightline.model.config import (
 )
 from sightline.model.parts import CONFIG
 
-if TYPE_CHECKING:
-    from torch import nn
-
 NORM = Norm("layer", 1e-5)  # epsilon of `torch.nn.LayerNorm`
 PROJECTIONS = "projections.matrices"  # (matrices, k, P) of a Linformer
 # Keys that only change the training, and keys that the tensors or the manifest have too.
 HARMLESS_KEYS = ("architecture", "dropout", "word_dropout", *SPECIAL_IDS)
-
-
-def state_tensors(module: "nn.Module") -> Tensors:
-    """Return the parameters of a module by their names in `state_dict`."""
-    return Tensors.of_arrays({name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()})
 
 
 def describe(config: ArchitectureConfig, tensors: Tensors) -> tuple[Description, Weights]:

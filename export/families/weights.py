@@ -86,6 +86,31 @@ def equal_parts(module: str, names: Sequence[str], stored: str, transposed: bool
     }
 
 
+_BERT_LAYER = (
+    "attention.self.query attention.self.key attention.self.value attention.output.dense attention.output.LayerNorm "
+    "intermediate.dense output.dense output.LayerNorm"
+)
+# Those of BART and OPT.
+BART_LAYER = (
+    "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj self_attn_layer_norm fc1 fc2 "
+    "final_layer_norm"
+)
+
+
+def layer_modules(
+    layer: str, names: str = _BERT_LAYER, stack: str = "encoder", number: int | str = "{}"
+) -> dict[str, Source]:
+    """Return the modules of a layer from their names in the checkpoint, by default those of BERT.
+
+    They are query, key, value, output and normalization of the attention, and the inner and outer
+    layer and normalization of the feed-forward network. "-" leaves one out.
+    """
+    attention, feed_forward = f"{stack}.{number}.self_attention", f"{stack}.{number}.feed_forward"
+    ours = [f"{attention}.{part}" for part in (*QUERY_KEY_VALUE, "output")]
+    ours += [f"{attention}_norm", f"{feed_forward}.inner", f"{feed_forward}.outer", f"{feed_forward}_norm"]
+    return {name: f"{layer}.{theirs}" for name, theirs in zip(ours, names.split(), strict=True) if theirs != "-"}
+
+
 class Weights:
     """Weights of a model by the names of this module."""
 

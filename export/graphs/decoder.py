@@ -148,8 +148,8 @@ class _DecoderBuilder:
         graph, module = self._graph, f"decoder.{number}.self_attention"
         modules = [f"{module}.{part}" for part in ("query", "key", "value")]
         qkv = self._layers.linear(x, *modules, arrays=self._layers.padded(modules, attention, _step(attention)))
-        parts = [qkv] if attention.head_norm is None else self._normalized_heads(module, attention, qkv)
         size, tables = padded_size(attention), list[str]()
+        parts = [qkv] if attention.head_norm is None else self._layers.heads(module, attention, qkv, size)
         if attention.rotary is not None:
             tables = self._layers.rotary_tables(attention.rotary, self._model.max_positions, size)
         shape = ("batch", attention.kv_heads, "target", size)
@@ -208,32 +208,6 @@ class _DecoderBuilder:
         weight, bias = self._layers.matrices(name)
         padded = padded_heads(weight.T, attention.heads, padded_size(attention), halves=False)
         return self._layers.linear(attended, name, arrays=(padded.T, bias))
-
-    def _normalized_heads(self, module: str, attention: Attention, qkv: str) -> list[str]:
-        """Split queries, keys and values, and normalize each query and key head, or all as one."""
-        graph, size = self._graph, padded_size(attention)
-        parts = operators.split_heads(graph, qkv, attention, size)
-        for index, (part, count) in enumerate((("query", attention.heads), ("key", attention.kv_heads))):
-            if attention.joins_heads:
-                parts[index] = self._head_norm(f"{module}.{part}_norm", attention, parts[index], count)
-                continue
-            heads = graph.add("Reshape", parts[index], graph.constant([0, 0, count, size], np.int64))
-            normalized = self._head_norm(f"{module}.{part}_norm", attention, heads)
-            parts[index] = graph.add("Reshape", normalized, graph.constant([0, 0, count * size], np.int64))
-        return parts
-
-    def _head_norm(self, module: str, attention: Attention, heads: str, joined: int = 1) -> str:
-        """Add RMSNorm of padded heads (B, S, heads, padded size), or of all `joined` heads as one.
-
-        The mean square over the padded size P is D / P times the one over the D dimensions of a
-        head. Epsilon and the weight are scaled accordingly.
-        """
-        norm, size = attention.head_norm, padded_size(attention)
-        assert norm is not None and norm.kind == "rms", "heads are normalized by RMSNorm"
-        ratio = attention.head_size / size
-        weight = padded_heads(self._layers.weights.read(f"{module}.weight"), joined, size, attention.rotary is not None)
-        name = self._graph.weight(f"{module}.weight", weight * np.float32(ratio**0.5))
-        return self._graph.add("RMSNormalization", heads, name, axis=-1, epsilon=norm.epsilon * ratio)
 
     def _stack_maps(self, name: str, heads: int) -> None:
         """Add one output with the attention weights of all layers.

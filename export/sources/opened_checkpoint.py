@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ from sightline.export.sources.safetensors_file import SafetensorsFile
 CONFIG = "config.json"
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+OTHER_WEIGHTS = (  # ends of the names of files with weights that are not read
+    ".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pkl", ".pt", ".pth", ".safetensors",
+)  # fmt: skip
 MAX_INTEGER = (1 << 31) - 1  # of a configuration: no size or count of a model is larger
 MAX_TEXT_BYTES = 256 << 20  # of a configuration or a tokenizer
 MAX_NUMBER = 1e38  # near the largest of float32
@@ -56,6 +59,19 @@ class StoredTensor:
     load: Callable[[], NDArray[np.float32]]
 
 
+class Reader(Protocol):
+    """Reader of a file of tensors."""
+
+    @property
+    def entries(self) -> Mapping[str, Any]: ...  # with the `shape` of each tensor
+    def read(self, name: str, /) -> NDArray[np.float32]: ...
+
+
+def stored_tensors(reader: Reader) -> dict[str, StoredTensor]:
+    """Return the tensors of a file by their names."""
+    return {name: StoredTensor(entry.shape, partial(reader.read, name)) for name, entry in reader.entries.items()}
+
+
 class Tensors:
     """Read-only view of the weights of a checkpoint, which records the tensors that were read."""
 
@@ -65,11 +81,6 @@ class Tensors:
         self._known: set[str] = set()  # read or ignored
         self.names = frozenset(self._stored)
         self.on_read: Callable[[int], None] | None = None  # called with the bytes of each tensor
-
-    @classmethod
-    def of_arrays(cls, arrays: Mapping[str, NDArray[np.float32]]) -> Self:
-        """Return a view of arrays in memory."""
-        return cls({name: StoredTensor(array.shape, lambda array=array: array) for name, array in arrays.items()})  # type: ignore[misc]
 
     def __contains__(self, name: object) -> bool:
         return name in self._stored
@@ -267,16 +278,15 @@ def _shown(value: Any) -> str:
 class FolderFiles:
     """Files of a folder that someone else wrote. Each file that is read is recorded."""
 
-    def __init__(self, path: Path, allowed: Iterable[Path] = ()) -> None:
-        """Create a view; symbolic links may lead out of the folder into those `allowed`."""
+    def __init__(self, path: Path) -> None:
+        """Create a view; symbolic links may only lead out of the folder into the cache of a hub."""
         self.path = path
-        self.allowed = tuple(allowed)
         self.files: dict[str, str] = {}  # SHA-256 of each file that was read, by its relative name
-        self._roots = [root.resolve() for root in (path, *self.allowed)]
+        self._roots = [root.resolve() for root in (path, hub_cache())]
 
-    def names(self) -> list[str]:
-        """Return the names of the files in the folder itself, sorted."""
-        return sorted(entry.name for entry in self.path.iterdir() if entry.is_file())
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of the files in a folder, by default in this one, sorted."""
+        return sorted(entry.name for entry in (self.path / folder).glob("*") if entry.is_file())
 
     def has(self, name: str) -> bool:
         """Return True if the folder has a file of this relative name. Nothing is read."""
@@ -343,22 +353,12 @@ class FolderFiles:
             raise ImportFailedError(f"{path} is not a regular file")
         return resolved
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Do nothing: files are open only while they are read."""
-
 
 class Folder(FolderFiles):
     """A checkpoint in the layout of Hugging Face."""
 
-    def __init__(self, path: Path, allowed: Iterable[Path] = ()) -> None:
-        """Open a folder; links may lead into the folders `allowed`, such as the cache of a hub."""
-        if not path.is_dir():
-            problem = "is not a folder" if path.exists() else "does not exist"
-            raise ImportFailedError(f"{path} {problem}; name the folder with {CONFIG}")
-        super().__init__(path, allowed)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self.is_pickle = False  # True if weights were read from a pickle
         self.module = self._transformer_module()
         self.config = Config(self._required(f"{self.module}{CONFIG}"), CONFIG)
@@ -400,54 +400,46 @@ class Folder(FolderFiles):
 
         `folder` is relative and ends with a slash, or is "" for this folder itself.
         """
-        shards = self._shards(folder, SAFETENSORS, SAFETENSORS_INDEX)
+        shards, listed = self._shards(folder, SAFETENSORS, SAFETENSORS_INDEX)
         is_pickle = not shards
         if is_pickle:
-            shards = self._shards(folder, PICKLE, PICKLE_INDEX)
+            shards, listed = self._shards(folder, PICKLE, PICKLE_INDEX)
         if not shards:
-            raise ImportFailedError(_no_weights(self.path / folder))
+            raise ImportFailedError(no_weights(str(self.path / folder), self.names(folder)))
         stored: dict[str, StoredTensor] = {}
-        for file, expected in shards.items():
+        for file in shards:
             name = folder + file
             path = self.locate(name)
             if path is None:
                 raise ImportFailedError(
                     f"{self.path / name} is missing, but the index of weights names it; download it"
                 )
-            reader = (PickleFile if is_pickle else SafetensorsFile)(path, str(self.path / name))
-            if expected is not None and expected != reader.entries.keys():
-                raise ImportFailedError(
-                    f"{self.path / name} and the index of weights do not list the same tensors: "
-                    f"{first_of(expected ^ reader.entries.keys())}; download the checkpoint again"
-                )
+            reader: Reader = (PickleFile if is_pickle else SafetensorsFile)(path, str(self.path / name))
             self.files[name] = sha256_of(self.path / name)
-            for tensor, entry in reader.entries.items():
-                stored[tensor] = StoredTensor(entry.shape, partial(reader.read, tensor))
+            stored |= stored_tensors(reader)
+        if listed and listed != stored.keys():
+            raise ImportFailedError(
+                f"{', '.join(shards)} and the index of weights do not list the same tensors: "
+                f"{first_of(listed ^ stored.keys())}; download the checkpoint again"
+            )
         self.is_pickle = self.is_pickle or is_pickle
         return Tensors(stored)
 
-    def _shards(self, folder: str, single: str, index: str) -> dict[str, set[str] | None]:
-        """Return the weight files with the tensors that they must have; none if there is no file.
-
-        The value is None if the tensors are not known in advance.
-        """
+    def _shards(self, folder: str, single: str, index: str) -> tuple[list[str], set[str]]:
+        """Return the weight files, if there are any, and the tensors that an index lists."""
         if self.has(folder + single):
-            return {single: None}
+            return [single], set()
         if not self.has(folder + index):
-            return {}
+            return [], set()
         weight_map = self._required(folder + index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ImportFailedError(f"{self.path / folder / index} has no weight_map; download it again")
-        shards: dict[str, set[str] | None] = {}
-        for tensor, file in weight_map.items():
+        for file in weight_map.values():
             if not isinstance(file, str) or file in (".", "..") or "/" in file or "\\" in file or not file:
                 raise ImportFailedError(
                     f"{self.path / folder / index} names the file {_shown(file)}; weights must be in the same folder"
                 )
-            names = shards.setdefault(file, set())
-            assert names is not None
-            names.add(tensor)
-        return shards
+        return sorted(set(weight_map.values())), set(weight_map)
 
 
 def _checked(name: str) -> str:
@@ -458,29 +450,12 @@ def _checked(name: str) -> str:
     return name
 
 
-def _no_weights(folder: Path) -> str:
-    """Return the error for a folder without readable weights."""
-    files = sorted(folder.glob("*.gguf"))
-    if files:
-        return (
-            f"{folder} has no {SAFETENSORS}, but GGUF weights; name the file instead of its folder, such as {files[0]}"
-        )
-    for suffix, kind in (
-        (".h5", "TensorFlow weights"),
-        (".msgpack", "Flax weights"),
-        (".ot", "Rust weights"),
-        (".ckpt", "pickled weights"),
-        (".pkl", "pickled weights"),
-        (".pth", "pickled weights"),
-        (".pt", "pickled weights"),
-        (".bin", "weights under another name than pytorch_model.bin"),
-        (".safetensors", "safetensors under another name than model.safetensors"),
-        (".onnx", "an ONNX graph"),
-    ):
-        weights = sorted(folder.glob(f"*{suffix}"))
-        if weights:
-            return f"{folder} has no {SAFETENSORS}; {weights[0].name} ({kind}) is not read; {CONVERT}"
-    return f"{folder} has no weights: it needs {SAFETENSORS}, {SAFETENSORS_INDEX} or {PICKLE}"
+def no_weights(place: str, names: Iterable[str]) -> str:
+    """Return the error for a folder or a repository whose files have no weights that are read."""
+    others = [name for name in names if name.endswith(OTHER_WEIGHTS)]
+    reason = f"and {first_of(others)} is not read; name the file if it is GGUF, or {CONVERT}"
+    reason = reason if others else "so it has no weights"
+    return f"{place} has neither {SAFETENSORS} nor {PICKLE}, {reason}"
 
 
 def detect_kind(path: Path) -> Kind:
@@ -502,16 +477,9 @@ def detect_kind(path: Path) -> Kind:
         return "huggingface"
     if any(re.fullmatch(r"model\..*\.bin(\.gz)?", name) for name in names):
         return "firefox"
-    files = sorted(name for name in names if name.endswith(".gguf"))
-    if files:
-        raise ImportFailedError(
-            f"{path} has GGUF weights; name the file instead of its folder, such as {path / files[0]}"
-        )
-    if not names:
-        raise ImportFailedError(f"{path} is empty; name the folder of a checkpoint")
     raise ImportFailedError(
         f"{path} is not a checkpoint: it has neither config.json (Hugging Face or a training run) nor a file such as "
-        "model.ende.intgemm.alphas.bin (Firefox); name the folder that has it"
+        "model.ende.intgemm.alphas.bin (Firefox); name the folder that has it, or a GGUF file instead of its folder"
     )
 
 

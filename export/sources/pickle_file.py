@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.sources.safetensors_file import ITEM_BITS, as_float32, numpy_dtype
+from sightline.export.sources.safetensors_file import FLOATS, as_float32, check_dtype
 
 CONVERT = (
     "convert it on a trusted machine: load the model with transformers' from_pretrained, and save it with "
@@ -30,10 +30,12 @@ CONVERT = (
 MAX_PICKLE_BYTES = 64 << 20  # of the pickle in an archive; that of a model with a thousand tensors has 0.2 MB
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file from before PyTorch 1.6
 _LOCAL_HEADER = 30  # bytes of the header of a member of a zip archive, before its name
+# Type as in safetensors, and bytes of an element.
 _STORAGES = {
-    "torch DoubleStorage": "F64", "torch FloatStorage": "F32", "torch HalfStorage": "F16",
-    "torch BFloat16Storage": "BF16", "torch LongStorage": "I64", "torch IntStorage": "I32", "torch ShortStorage": "I16",
-    "torch CharStorage": "I8", "torch ByteStorage": "U8", "torch BoolStorage": "BOOL",
+    "torch DoubleStorage": ("F64", 8), "torch FloatStorage": ("F32", 4), "torch HalfStorage": ("F16", 2),
+    "torch BFloat16Storage": ("BF16", 2), "torch LongStorage": ("I64", 8), "torch IntStorage": ("I32", 4),
+    "torch ShortStorage": ("I16", 2), "torch CharStorage": ("I8", 1), "torch ByteStorage": ("U8", 1),
+    "torch BoolStorage": ("BOOL", 1),
 }  # fmt: skip
 _TENSORS = ("torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v2")
 _DICTIONARY, _PARAMETER = "collections OrderedDict", "torch._utils _rebuild_parameter"
@@ -57,12 +59,13 @@ class _Storage:
     """The elements that tensors are views of."""
 
     dtype: str  # as in safetensors, such as "BF16"
+    size: int  # of an element, in bytes
     key: str
     count: int
 
     @property
     def num_bytes(self) -> int:
-        return self.count * ITEM_BITS[self.dtype] // 8
+        return self.count * self.size
 
 
 @dataclass(frozen=True)
@@ -111,15 +114,15 @@ class PickleFile:
 
     def read(self, tensor: str) -> NDArray[np.float32]:
         """Read a floating-point tensor and convert it to float32."""
-        entry = self.entries[tensor]
-        dtype = numpy_dtype(entry.storage.dtype, tensor, self._name)
+        entry, size = self.entries[tensor], self.entries[tensor].storage.size
+        check_dtype(entry.storage.dtype, tensor, self._name)
         if 0 in entry.shape:
             return np.zeros(entry.shape, np.float32)
         with self._path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            start = self._offsets[entry.storage.key][0] + entry.start * dtype.itemsize
-            strides = [stride * dtype.itemsize for stride in entry.strides]
-            values: NDArray[Any] = np.ndarray(entry.shape, dtype, mapped, start, strides)
-            read = as_float32(np.array(values, order="C"), entry.storage.dtype, tensor, self._name)
+            start = self._offsets[entry.storage.key][0] + entry.start * size
+            strides = [stride * size for stride in entry.strides]
+            values: NDArray[Any] = np.ndarray(entry.shape, FLOATS[entry.storage.dtype], mapped, start, strides)
+            read = as_float32(np.array(values, order="C"), tensor, self._name)
             del values  # it refers to the mapped file
             return read
 
@@ -290,7 +293,7 @@ def _storage(identity: Any) -> _Storage:
         raise ValueError("a storage has an invalid description")
     if any(part is not None for part in view):
         raise ValueError("a storage is a view of another one")
-    return _Storage(_STORAGES[name], key, count)
+    return _Storage(*_STORAGES[name], key, count)
 
 
 def _check_view(name: str, tensor: PickledTensor, offsets: Mapping[str, tuple[int, int]], size: int) -> None:

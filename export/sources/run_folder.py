@@ -7,6 +7,7 @@ early versions have no record; those of later ones had the settings in both file
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +25,25 @@ _OF_RUNS = (SETTINGS, "state.safetensors", "log.jsonl")
 _OF_DATA = ("source", "target", "vocab_size")
 # Weights of a checkpoint of this project, and of a Hugging Face folder.
 _WEIGHTS = (WEIGHTS, "model.safetensors", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True)
+class TaskWords:
+    """Words for the models of a task."""
+
+    model: str  # kind of their architecture
+    description: str
+    tag: str  # `pipeline_tag` of Hugging Face
+
+
+TASKS = {
+    "translation": TaskWords("an encoder-decoder", "Translation", "translation"),
+    "classification": TaskWords("an encoder", "Classification of texts", "text-classification"),
+    "language-model": TaskWords("a decoder", "Language model", "text-generation"),
+    "encoder": TaskWords("an encoder", "Embeddings of texts", "sentence-similarity"),
+    "reranking": TaskWords("an encoder", "Relevance of documents to a query", "text-ranking"),
+    "tagging": TaskWords("an encoder", "Entities of texts", "token-classification"),
+}
 
 
 class Metric(BaseModel):
@@ -53,7 +73,7 @@ class RunRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    task: str | None = None  # "translation", "classification", "language-model", "encoder", "reranking" or "tagging"
+    task: str | None = None  # one of `TASKS`
     command: str | None = None
     license: str | None = None  # license of the weights, as given by the user
     source: str | None = None  # BCP 47 tags of a translation model
@@ -69,16 +89,11 @@ class RunRecord(BaseModel):
     @property
     def description(self) -> str:
         """Description of the model in one line, empty if the task is not known."""
-        pair = f" from {self.source} to {self.target}" if self.source and self.target else ""
-        kinds = {
-            "translation": f"Translation{pair}",
-            "classification": "Classification of texts",
-            "language-model": "Chat" if self.has_dialogues else "Language model",
-            "encoder": "Embeddings of texts",
-            "reranking": "Relevance of documents to a query",
-            "tagging": "Entities of texts",
-        }
-        return kinds.get(self.task or "", "")
+        if self.task == "language-model" and self.has_dialogues:
+            return "Chat"
+        words = "" if self.task not in TASKS else TASKS[self.task].description
+        is_pair = self.task == "translation" and self.source and self.target
+        return f"{words} from {self.source} to {self.target}" if is_pair else words
 
 
 def read_record(checkpoint: Path) -> RunRecord | None:

@@ -257,9 +257,9 @@ def _max_tokens(
                 "chat template; this is supported only for pairs of texts"
             )
         limit = config.get("max_seq_length", None)
+        if limit is not None:
+            limit = config.integer("max_seq_length", least=1)
         config.check_all_read()
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-            raise ImportFailedError(f"{folder}{name}: max_seq_length must be at least 1, got {limit!r}")
         return read_tokenizer_limit(read_json, folder) if limit is None else limit, has_template
     return read_tokenizer_limit(read_json, folder), False
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.export.sources.opened_checkpoint import FolderFiles, StoredTensor, Tensors
+from sightline.export.sources.opened_checkpoint import FolderFiles, Tensors, stored_tensors
 from sightline.export.sources.run_folder import read_record
 from sightline.export.sources.safetensors_file import SafetensorsFile
 from sightline.model.parts import WEIGHTS, load_parts
@@ -35,7 +35,7 @@ class TrainingRun(FolderFiles):
             file = SafetensorsFile(path / WEIGHTS, str(path / WEIGHTS))
         except ValueError as error:
             raise self.unusable(error) from error
-        stored = {name: StoredTensor(entry.shape, partial(file.read, name)) for name, entry in file.entries.items()}
+        stored = stored_tensors(file)
         if half_weights:
             stored = {name: replace(full, load=partial(_read_half, name, full.load)) for name, full in stored.items()}
         self.tensors = Tensors(stored, str(path / WEIGHTS))

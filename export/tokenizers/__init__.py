@@ -70,7 +70,7 @@ def read_or_convert_tokenizers(folder: Files) -> ConvertedTokenizers:
     `tokenizer.json` is used as it is, except that truncation and padding are removed, and that
     tokenizers of multilingual models add only the end token. Marian always has two other files.
     """
-    with _library_errors("the files of the tokenizer"):
+    with _library_errors(f"{TOKENIZER} or other files of the tokenizer"):
         tokenizers = _read_or_convert(_TokenizerFiles(folder))
         for tokenizer in (tokenizers.source, tokenizers.target):
             _try(tokenizer)
@@ -102,7 +102,9 @@ def _read_or_convert(reader: "_TokenizerFiles") -> ConvertedTokenizers:
         return _convert_marian(reader)
     data = reader.data(TOKENIZER)
     if data is not None:
-        tokenizer = _parse(data)
+        tokenizer = Tokenizer.from_buffer(data)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         if reader.model_type in MULTILINGUAL:
             _with_template(tokenizer, *ENDED)
     elif reader.model_type in CONVERSIONS:
@@ -143,6 +145,8 @@ class _TokenizerFiles:
         self.model_type = folder.model_type
         config = self.json(TOKENIZER_CONFIG)
         self.config: dict[str, Any] = config if isinstance(config, dict) else {}
+        others = self.json("special_tokens_map.json")
+        self.special: dict[str, Any] = others if isinstance(others, dict) else {}
 
     def data(self, name: str) -> bytes | None:
         return self._folder.bytes(self._folder.module + name)
@@ -196,9 +200,7 @@ class _TokenizerFiles:
         special_tokens_map.json precedes tokenizer_config.json, unless that one has
         `added_tokens_decoder`, as in transformers.
         """
-        others = self.json("special_tokens_map.json")
-        is_read = isinstance(others, dict) and "added_tokens_decoder" not in self.config
-        for values in (others if is_read else {}, self.config):
+        for values in ({} if "added_tokens_decoder" in self.config else self.special, self.config):
             if key in values:
                 token = values[key].get("content") if isinstance(values[key], dict) else values[key]
                 if token is not None and not isinstance(token, str):
@@ -208,8 +210,7 @@ class _TokenizerFiles:
 
     def additional_special_tokens(self) -> list[str]:
         """Return the names that special_tokens_map.json or tokenizer_config.json list."""
-        others = self.json("special_tokens_map.json")
-        for values in (others if isinstance(others, dict) else {}, self.config):
+        for values in (self.special, self.config):
             for key in ("additional_special_tokens", "extra_special_tokens"):
                 tokens = values.get(key)
                 if isinstance(tokens, list) and tokens:
@@ -278,16 +279,6 @@ def _options(document: Mapping[str, Any]) -> dict[str, bool]:
     if has_rules and not options["do_lower_case"]:
         del options["do_lower_case"]
     return options
-
-
-def _parse(data: bytes) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises bare exceptions
-        raise ImportFailedError(f"{TOKENIZER} is not a tokenizer of the tokenizers library: {error}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:

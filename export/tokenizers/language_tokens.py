@@ -4,6 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from sightline.base.text.languages import shortest_code
+
 # Formats of language tokens: NLLB `eng_Latn`, mBART `en_XX`, M2M100 `__en__`, Marian `>>eng<<`.
 FORMATS = (
     re.compile(r"([a-z]{3}_[A-Z][a-z]{3})"),
@@ -32,22 +34,12 @@ MBART_50 = MBART + _MBART_50.split()
 # By `language_codes` in tokenizer_config.json.
 M2M100 = {"m2m100": _M2M100.split(), "wmt21": _WMT_21.split()}
 
-# ISO 639-3 codes with a code of two letters in ISO 639-1, which BCP 47 prefers. Some are codes of
-# the main variety of a macrolanguage, such as `arb` (Standard Arabic) for `ar`.
-_SHORT = (
-    "afr:af aka:ak als:sq amh:am arb:ar asm:as ayr:ay azj:az bak:ba bam:bm bel:be ben:bn bod:bo bos:bs bre:br "
-    "bul:bg cat:ca ces:cs cmn:zh cos:co cym:cy dan:da deu:de dzo:dz ell:el eng:en epo:eo est:et eus:eu ewe:ee "
-    "fao:fo fas:fa fij:fj fin:fi fra:fr fry:fy gaz:om gla:gd gle:ga glg:gl grn:gn guj:gu hat:ht hau:ha hbs:sh "
-    "heb:he hin:hi hrv:hr hun:hu hye:hy ibo:ig ido:io ina:ia ind:id isl:is ita:it jav:jv jpn:ja kan:kn kas:ks "
-    "kat:ka kaz:kk khk:mn khm:km kik:ki kin:rw kir:ky kmr:ku kon:kg kor:ko lao:lo lat:la lav:lv lim:li lin:ln "
-    "lit:lt ltz:lb lug:lg lvs:lv mal:ml mar:mr mkd:mk mlg:mg mlt:mt mon:mn mri:mi msa:ms mya:my nep:ne nld:nl "
-    "nno:nn nob:nb nor:no npi:ne nya:ny oci:oc ori:or ory:or oss:os pan:pa pbt:ps pes:fa plt:mg pol:pl por:pt "
-    "pus:ps que:qu quy:qu roh:rm ron:ro run:rn rus:ru sag:sg san:sa sin:si slk:sk slv:sl sme:se smo:sm sna:sn "
-    "snd:sd som:so sot:st spa:es sqi:sq srd:sc srp:sr ssw:ss sun:su swa:sw swe:sv swh:sw tam:ta tat:tt tel:te "
-    "tgk:tg tgl:tl tha:th tir:ti ton:to tsn:tn tso:ts tuk:tk tur:tr twi:tw uig:ug ukr:uk urd:ur uzb:uz uzn:uz "
-    "vie:vi vol:vo wln:wa wol:wo xho:xh ydd:yi yid:yi yor:yo zho:zh zsm:ms zul:zu"
-)
-SHORT = dict(pair.split(":") for pair in _SHORT.split()) | {"ns": "nso"}  # M2M100 writes nso as ns
+# Codes that differ from the shortest ones of CLDR, which has some languages as parts of others.
+# M2M100 writes nso as ns.
+_OTHER_CODES = {
+    "ajp": "ajp", "dik": "dik", "hbs": "sh", "knc": "knc", "ns": "nso", "pbt": "ps", "quy": "qu", "tgl": "tl",
+    "twi": "tw",
+}  # fmt: skip
 
 
 def language_ids(vocabulary: Mapping[str, int]) -> dict[str, int]:
@@ -68,8 +60,7 @@ def language_ids(vocabulary: Mapping[str, int]) -> dict[str, int]:
 
 def language_tag(code: str) -> str | None:
     """Return the BCP 47 tag of a language code such as "deu", or None if it is not one."""
-    language = code.split("_")[0]
-    return SHORT.get(language, language) if re.fullmatch("[a-z]{2,3}", language) else None
+    return _language(code) if re.fullmatch("[a-z]{2,3}(_.*)?", code) else None
 
 
 def language_tokens(tokens: Iterable[str]) -> list[str]:
@@ -82,8 +73,9 @@ def _codes(vocabulary: Mapping[str, int], pattern: re.Pattern[str]) -> dict[str,
 
 
 def _language(code: str) -> str:
+    """Return the code of a language in BCP 47, of two letters if it has one."""
     language = code.split("_")[0]
-    return SHORT.get(language, language)
+    return _OTHER_CODES.get(language) or (shortest_code(language) if len(language) == 3 else language)
 
 
 def _subtags(code: str) -> list[str]:

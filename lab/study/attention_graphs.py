@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from sightline.export.families.description import Attention, FeedForward, ProjectedKeys, Stack, TokenEmbedding
-from sightline.export.families.trained import NORM, state_tensors
+from sightline.export.families.trained import NORM
 from sightline.export.families.weights import Source, Weights
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
 from sightline.export.graphs.encoder_graph import EncoderAttentionBuilder
@@ -19,6 +19,7 @@ from sightline.export.graphs.nodes import FLOAT, INT32, INT64, LOWEST, token_mas
 from sightline.model.config import matrix_indices
 from sightline.model.layers.linformer import Projections
 from sightline.model.layers.multi_head_attention import MultiHeadAttention
+from tests.support.tensors import state_tensors
 
 RESULT = "hidden"  # the only output that is not an attention map
 MODULE = "encoder.0.self_attention"  # the builder's name of the attention

@@ -265,26 +265,25 @@ def check_model(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_random(folder, architecture, options, seed, scale)
-        with Folder(folder) as opened:
-            family = find_family(opened.config)
-            model, weights = describe(family, opened.config, opened.tensors, input_names=())
-            known: dict[ComparedTexts, tuple[dict[str, Array], dict[str, float]]] = {}
+        opened = Folder(folder)
+        model, weights = describe(find_family(opened.config), opened.config, opened.tensors, input_names=())
+        known: dict[ComparedTexts, tuple[dict[str, Array], dict[str, float]]] = {}
 
-            def ratio(built: Description, used: Weights) -> float:
-                """Return the ratio for graphs of a changed model."""
-                manifest = write_bundle(folder, built, used, positions)
-                texts, outputs = GraphRunner(folder, manifest, built).run(*random_inputs(manifest, built, seed))
-                if texts not in known:
-                    known[texts] = rounding_limits(model, weights, texts)
-                exact, limits = known[texts]
-                ratios = [difference / limits[name] for name, difference in differences_of(outputs, exact).items()]
-                return max(math.inf if math.isnan(quotient) else quotient for quotient in ratios)
+        def ratio(built: Description, used: Weights) -> float:
+            """Return the ratio for graphs of a changed model."""
+            manifest = write_bundle(folder, built, used, positions)
+            texts, outputs = GraphRunner(folder, manifest, built).run(*random_inputs(manifest, built, seed))
+            if texts not in known:
+                known[texts] = rounding_limits(model, weights, texts)
+            exact, limits = known[texts]
+            ratios = [difference / limits[name] for name, difference in differences_of(outputs, exact).items()]
+            return max(math.inf if math.isnan(quotient) else quotient for quotient in ratios)
 
-            right, planted = ratio(model, weights), dict[str, float]()
-            for error, plant in ERRORS.items() if plants_errors else ():
-                wrong = plant(model, weights, draw)
-                if wrong is not None:
-                    planted[error] = ratio(*wrong)
+        right, planted = ratio(model, weights), dict[str, float]()
+        for error, plant in ERRORS.items() if plants_errors else ():
+            wrong = plant(model, weights, draw)
+            if wrong is not None:
+                planted[error] = ratio(*wrong)
     return right, planted
 
 

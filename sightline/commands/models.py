@@ -201,7 +201,7 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
                 known["description"] = entry.description
             described = options.model_copy(update=known)
             record: BaseModel = actions().export_folder(
-                described, out, got.folder, "firefox" if is_firefox else "huggingface", None, got.source, got.cache
+                described, out, got.folder, "firefox" if is_firefox else "huggingface", None, got.source
             )
         if sys.stdout.isatty():
             print(

@@ -10,7 +10,6 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 import pytest
 
@@ -18,7 +17,6 @@ from sightline import __version__
 from sightline.__main__ import COMMANDS, main
 from sightline.base.extras import install_command
 from sightline.commands.extras import LIBRARIES
-from sightline.export import pipeline
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import RecurrentConfig
@@ -267,7 +265,6 @@ def test_a_command_loads_no_library_that_it_does_not_need(arguments: list[str], 
     assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
-@patch.object(pipeline, "check_in_child", pipeline.check)  # another test has the child
 def test_train_export_verify_and_quantize_are_the_commands_of_their_packages(
     checkpoint: Path, tmp_path: Path, toy_sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,7 +137,7 @@ def folder(toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -
     for run in (folder / "runs").iterdir():
         # The tests compare all models with PyTorch; the export checks one of them.
         check = pipeline.check if run.name == "chat" else omit_check
-        with patch.object(pipeline, "check_in_child", check):
+        with patch.object(pipeline, "check", check):
             assert main([str(run), "--out", str(folder / "bundles" / run.name), "--sentences", str(sentences)]) == 0
     return folder
 
@@ -184,7 +184,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_sample("classification", folder / "data", 60)
     options = ["--epochs", "2", "--threads", "1", "--vocab-size", "400"]
     assert train(["train", "classification", str(folder / "data"), "--run", run, *options]) == 0
-    with patch.object(pipeline, "check_in_child", omit_check):
+    with patch.object(pipeline, "check", omit_check):
         assert main([run, "--out", out]) == 0
     return folder
 

@@ -55,13 +55,10 @@ def copied(bundle: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Omit the verification, which takes seconds."""
-    monkeypatch.setattr(pipeline, "check_in_child", omit_check)
+    monkeypatch.setattr(pipeline, "check", omit_check)
 
 
 @pytest.fixture
-def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check bundles in this process, and choose the heads that align words by few sentences, which
-    takes a tenth of the time.
-    """
-    monkeypatch.setattr(pipeline, "check_in_child", pipeline.check)
+def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose the heads that align words by few sentences, which takes a tenth of the time."""
     monkeypatch.setattr(alignment, "MAX_SENTENCES", 2)

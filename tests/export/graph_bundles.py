@@ -23,7 +23,7 @@ def write_bundle(folder: Path, model: Description, weights: Weights, positions: 
     """
     with WeightFile(folder / WEIGHTS) as file:
         graphs = replace(build_graphs(model, weights, file), similar=None)
-    entries: dict[str, Any] = {"encoder": None, "decoder": None, "predict": None, **write_graphs(folder, graphs)}
+    entries: dict[str, Any] = {"encoder": None, "decoder": None, "predict": None, **write_graphs(folder, vars(graphs))}
     positions = min(model.max_positions, positions)
     return Manifest.model_construct(
         parameters=1,

@@ -44,14 +44,14 @@ class Run:
 
 def import_folder(folder: Path, pad_id: int = 0, max_tokens: int | None = None) -> Imported:
     """Build the graphs of a checkpoint that Transformers saved, beside its files."""
-    with Folder(folder) as opened:
-        config = opened.config
-        model, weights = describe(find_family(config), config, opened.tensors, max_tokens=max_tokens)
-        settings = opened.json("generation_config.json")
-        generation = read_generation(config, None if settings is None else Config(settings, "generation_config.json"))
-        sessions = load(model, weights, folder, pad_id)
-        config.check_all_read()
-        opened.tensors.check_all_read()
+    opened = Folder(folder)
+    config = opened.config
+    model, weights = describe(find_family(config), config, opened.tensors, max_tokens=max_tokens)
+    settings = opened.json("generation_config.json")
+    generation = read_generation(config, None if settings is None else Config(settings, "generation_config.json"))
+    sessions = load(model, weights, folder, pad_id)
+    config.check_all_read()
+    opened.tensors.check_all_read()
     return Imported(model, generation, sessions)
 
 
@@ -59,7 +59,7 @@ def load(model: Description, weights: Weights, folder: Path, pad_id: int = 0) ->
     """Build and load the graphs of an encoder-decoder."""
     with WeightFile(folder / WEIGHTS) as file:
         graphs = replace(build_graphs(model, weights, file), similar=None)
-    entries: dict[str, Any] = {"similar": None, **write_graphs(folder, graphs)}
+    entries: dict[str, Any] = {"similar": None, **write_graphs(folder, vars(graphs))}
     manifest = Manifest.model_construct(
         tokens=Tokens(pad_id=pad_id, start_ids=(0,), end_ids=(0,)),
         decoder_start="start_token",

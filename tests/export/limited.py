@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from sightline.export import limits
@@ -22,13 +21,6 @@ def main(work: str) -> int:
     try:
         if work == "loop":
             loop()
-        if work == "check":
-            from sightline.export import pipeline
-            from sightline.export.options import BundleMetadata
-
-            pipeline.check = loop  # type: ignore[assignment]
-            manifest: Any = None
-            pipeline.check_in_child(pipeline.Export(Path(), Path(), BundleMetadata("m")), Path(), manifest, None)
         if work == "wait":
             time.sleep(60)
         if work == "abort":

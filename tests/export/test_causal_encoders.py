@@ -39,7 +39,7 @@ from tests.zoo.comparing import assert_equals_transformers, assert_graphs_equal_
 from tests.zoo.folders import SentenceModel, byte_tokenizer, dense, modules, write_folder
 from tests.zoo.models import ENCODERS, SEQ2SEQ, random_model
 
-pytestmark = pytest.mark.usefixtures("no_child")
+pytestmark = pytest.mark.usefixtures("few_sentences")
 SIZES: dict[str, Any] = {
     "vocab_size": 270,
     "hidden_size": 36,
@@ -402,18 +402,19 @@ ROLES = "{% for one in messages %}<|im_start|>{{ one.role }}:{{ one.content }}<|
 )
 def test_templates_of_pairs_that_are_refused(template: str, message: str, tmp_path: Path) -> None:
     write(tmp_path, qwen3(), files={"chat_template.jinja": template})
-    with Folder(tmp_path) as folder, pytest.raises(ChatTemplateError, match=message):
+    folder = Folder(tmp_path)
+    with pytest.raises(ChatTemplateError, match=message):
         read_pair_template(folder, "", ["<|im_start|>", "<|im_end|>"])
 
 
 def test_a_template_without_an_instruction(tmp_path: Path) -> None:
     template = "{% for one in messages if one.role != 'system' %}<|im_start|>{{ one.content }}<|im_end|>{% endfor %}"
     write(tmp_path, qwen3(), files={"chat_template.jinja": template})
-    with Folder(tmp_path) as folder:
-        found = read_pair_template(folder, "", ["<|im_start|>", "<|im_end|>"])
-        assert found == PairTemplate(text="<|im_start|>{query}<|im_end|><|im_start|>{document}<|im_end|>")
-        with pytest.raises(ChatTemplateError, match="omits or repeats the message of the role 'system'"):
-            read_pair_template(folder, "Find it.", ["<|im_start|>", "<|im_end|>"])
+    folder = Folder(tmp_path)
+    found = read_pair_template(folder, "", ["<|im_start|>", "<|im_end|>"])
+    assert found == PairTemplate(text="<|im_start|>{query}<|im_end|><|im_start|>{document}<|im_end|>")
+    with pytest.raises(ChatTemplateError, match="omits or repeats the message of the role 'system'"):
+        read_pair_template(folder, "Find it.", ["<|im_start|>", "<|im_end|>"])
 
 
 def test_long_pairs_are_cut_at_the_end_of_the_document(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.sources.opened_checkpoint import Config, Folder, Tensors
+from sightline.export.sources.opened_checkpoint import Config, Folder
+from tests.support.tensors import tensors_of
 
 TENSORS = {
     "float32": torch.randn(3, 5),
@@ -55,17 +56,11 @@ def check_values(opened: Folder) -> None:
 
 
 def test_each_floating_type_is_read_as_float32(folder: Path) -> None:
-    with Folder(folder) as opened:
-        assert opened.architectures == ("BertModel",) and opened.model_type == "bert" and not opened.is_pickle
-        assert opened.tensors.names == TENSORS.keys() and "scalar" in opened.tensors and "no" not in opened.tensors
-        check_values(opened)
-        assert opened.files.keys() == {"config.json", "model.safetensors"}
-
-
-def test_large_tensors_are_converted_in_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sightline.export.sources.safetensors_file.BLOCK", 4)
-    with Folder(folder) as opened:
-        check_values(opened)
+    opened = Folder(folder)
+    assert opened.architectures == ("BertModel",) and opened.model_type == "bert" and not opened.is_pickle
+    assert opened.tensors.names == TENSORS.keys() and "scalar" in opened.tensors and "no" not in opened.tensors
+    check_values(opened)
+    assert opened.files.keys() == {"config.json", "model.safetensors"}
 
 
 def test_shards_are_one_view(folder: Path) -> None:
@@ -75,9 +70,9 @@ def test_shards_are_one_view(folder: Path) -> None:
         save_file({name: TENSORS[name] for name in names if weight_map[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (folder / "model.safetensors").unlink()
-    with Folder(folder) as opened:
-        check_values(opened)
-        assert opened.files.keys() == {"config.json", "model.safetensors.index.json", *weight_map.values()}
+    opened = Folder(folder)
+    check_values(opened)
+    assert opened.files.keys() == {"config.json", "model.safetensors.index.json", *weight_map.values()}
     shard = folder / "model-00002-of-00002.safetensors"
     save_file({"other": torch.ones(1)}, shard)
     with pytest.raises(ImportFailedError, match=r"model-00002.*do not list the same tensors: .*other"):
@@ -96,15 +91,18 @@ def test_an_index_names_only_files_of_its_folder(name: Any, folder: Path) -> Non
         Folder(folder)
 
 
-def test_a_link_out_of_the_folder_is_followed_only_into_an_allowed_folder(folder: Path) -> None:
+def test_a_link_out_of_the_folder_is_followed_only_into_the_cache_of_a_hub(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blobs = folder.parent / "cache" / "blobs"
     blobs.mkdir(parents=True)
     (folder / "model.safetensors").rename(blobs / "1234")
     (folder / "model.safetensors").symlink_to("../cache/blobs/1234")
     with pytest.raises(ImportFailedError, match="symbolic link to a file outside of the folder; copy the folder"):
         Folder(folder)
-    with Folder(folder, [folder.parent / "cache"]) as opened:
-        check_values(opened)
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder.parent / "cache"))
+    opened = Folder(folder)
+    check_values(opened)
 
 
 def test_a_file_that_is_no_regular_file_is_an_error(folder: Path) -> None:
@@ -118,53 +116,45 @@ def test_a_file_that_is_no_regular_file_is_an_error(folder: Path) -> None:
         Folder(folder)
 
 
+DAMAGED = r"model\.safetensors is truncated or not a valid safetensors file: .*; download it again"
+
+
 @pytest.mark.parametrize("kept", [0, 5, 8, 100, -1])
 def test_truncated_safetensors_are_an_error(kept: int, folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ImportFailedError, match=rf"{path} is truncated.*; download it again"):
+    with pytest.raises(ImportFailedError, match=DAMAGED):
         Folder(folder)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"data_offsets": [0, 4]}, "needs 60 bytes, but its data_offsets span 4"),
-        ({"data_offsets": [-60, 0]}, "invalid data_offsets"),
-        ({"data_offsets": [1 << 62, (1 << 62) + 60]}, "follows a gap"),
-        ({"data_offsets": [0, 60]}, "overlaps the tensor before it"),
-        ({"data_offsets": "all"}, "invalid data_offsets"),
-        ({"shape": [3, -5]}, "invalid shape"),
-        ({"shape": [True, 15]}, "invalid shape"),
-        ({"shape": [1 << 40, 1 << 40]}, "bytes, but its data_offsets span 60"),
-        ({"dtype": "F7"}, "unknown dtype 'F7'"),
-        ({"dtype": ["F32"]}, "unknown dtype"),
+        {"data_offsets": [0, 4]},
+        {"data_offsets": [-60, 0]},
+        {"data_offsets": [1 << 62, (1 << 62) + 60]},  # after a gap
+        {"data_offsets": [0, 60]},  # another tensor is there
+        {"data_offsets": "all"},
+        {"shape": [3, -5]},
+        {"shape": [True, 15]},
+        {"shape": [1 << 40, 1 << 40]},
+        {"dtype": "F7"},
+        {"dtype": ["F32"]},
     ],
 )
-def test_an_invalid_entry_of_a_header_is_an_error(change: dict[str, Any], message: str, folder: Path) -> None:
+def test_an_invalid_entry_of_a_header_is_an_error(change: dict[str, Any], folder: Path) -> None:
     path = folder / "model.safetensors"
     header, data = header_and_data(path)
     header["float32"].update(change)
     write(path, header, data)
-    with pytest.raises(ImportFailedError, match=rf"model.safetensors is not a valid safetensors file: .*{message}"):
+    with pytest.raises(ImportFailedError, match=DAMAGED):
         Folder(folder)
 
 
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        (b"[]", "not a JSON object"),
-        (b"{", "not a valid safetensors file"),
-        (b"\xff{}", "not a valid safetensors file"),
-        (b'{"a": 1}', "entry of 'a' is not an object"),
-        (b'{"a": {}, "a": {}}', "'a' occurs twice"),
-        (b"[" * 100_000, "not a valid safetensors file"),
-        (b"{}", "4 bytes follow its last tensor"),
-    ],
-)
-def test_an_invalid_header_is_an_error(header: bytes, message: str, folder: Path) -> None:
+@pytest.mark.parametrize("header", [b"[]", b"{", b"\xff{}", b'{"a": 1}', b'{"a": {}}', b"[" * 100_000, b"{}"])
+def test_an_invalid_header_is_an_error(header: bytes, folder: Path) -> None:
     write(folder / "model.safetensors", header, bytes(4))
-    with pytest.raises(ImportFailedError, match=message):
+    with pytest.raises(ImportFailedError, match=DAMAGED):
         Folder(folder)
 
 
@@ -172,24 +162,26 @@ def test_a_huge_header_is_an_error_before_it_is_read(folder: Path) -> None:
     with (folder / "model.safetensors").open("wb") as file:
         file.write((200_000_000).to_bytes(8, "little"))
         file.truncate(300_000_000)  # a sparse file
-    with pytest.raises(ImportFailedError, match="its header has 200,000,000 bytes, and the format allows 100,000,000"):
+    with pytest.raises(ImportFailedError, match="header too large"):
         Folder(folder)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
 def test_a_value_that_float32_cannot_hold_is_an_error(value: float, folder: Path) -> None:
     save_file({"weight": torch.tensor([1.0, value], dtype=torch.float64)}, folder / "model.safetensors")
-    with Folder(folder) as opened, pytest.raises(ImportFailedError, match="weight has values that are not finite"):
+    opened = Folder(folder)
+    with pytest.raises(ImportFailedError, match="weight has values that are not finite"):
         opened.tensors.read("weight")
 
 
 def test_integer_weights_are_an_error(folder: Path) -> None:
-    with Folder(folder) as opened, pytest.raises(ImportFailedError, match="position_ids has the type I64"):
+    opened = Folder(folder)
+    with pytest.raises(ImportFailedError, match="position_ids has the type I64"):
         opened.tensors.read("position_ids")
 
 
 def test_each_tensor_must_be_read_or_ignored() -> None:
-    tensors = Tensors.of_arrays({name: np.zeros(2, np.float32) for name in "abcdefgh"})
+    tensors = tensors_of({name: np.zeros(2, np.float32) for name in "abcdefgh"})
     tensors.read("a")
     tensors.ignore("[b-f]", "absent")
     with pytest.raises(ImportFailedError, match="has 2 tensors that its architecture does not use: g, h;"):
@@ -251,27 +243,11 @@ def test_a_neutral_key_is_absent_or_has_one_of_its_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "kind"),
-    [
-        ("tf_model.h5", "TensorFlow weights"),
-        ("flax_model.msgpack", "Flax weights"),
-        ("best.ckpt", "pickled weights"),
-        ("weights.pkl", "pickled weights"),
-        ("weights.pt", "pickled weights"),
-        ("adapter_model.safetensors", "safetensors under another name"),
-    ],
+    "file", ["tf_model.h5", "flax_model.msgpack", "best.ckpt", "weights.pt", "adapter_model.safetensors", "q4.gguf"]
 )
-def test_weights_in_another_format_are_an_error_that_says_how_to_convert_them(
-    file: str, kind: str, folder: Path
-) -> None:
+def test_weights_in_another_format_are_an_error_that_says_how_to_convert_them(file: str, folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / file)
-    with pytest.raises(ImportFailedError, match=rf"{file} \({kind}.*\) is not read; convert it"):
-        Folder(folder)
-
-
-def test_a_folder_with_gguf_weights_is_an_error_that_names_the_file(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model-q4.gguf")
-    with pytest.raises(ImportFailedError, match=r"name the file instead of its folder, such as .*/model-q4\.gguf"):
+    with pytest.raises(ImportFailedError, match=rf"model.bin, and {file} is not read; name the file.* or convert it"):
         Folder(folder)
 
 
@@ -280,12 +256,13 @@ def test_a_folder_must_be_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     empty.mkdir()
     with pytest.raises(ImportFailedError, match=r"empty has no config.json; it must be a folder of Hugging Face"):
         Folder(empty)
-    with pytest.raises(ImportFailedError, match="missing does not exist"):
-        Folder(tmp_path / "missing")
-    with pytest.raises(ImportFailedError, match="is not a folder"):
-        Folder(folder / "config.json")
+    for path in (tmp_path / "missing", folder / "config.json"):
+        with pytest.raises(ImportFailedError, match=rf"{path} has no config.json"):
+            Folder(path)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ImportFailedError, match=r"has no weights: it needs model.safetensors"):
+    with pytest.raises(
+        ImportFailedError, match=r"has neither model.safetensors nor pytorch_model.bin, so it has no weights"
+    ):
         Folder(folder)
     for text, message in (
         ("{", "is not valid JSON"),
@@ -302,9 +279,9 @@ def test_the_transformer_of_sentence_transformers_may_be_in_a_subfolder(folder: 
     outer.mkdir()
     shutil.move(folder, outer / "0_Transformer")
     (outer / "modules.json").write_text('[{"path": "0_Transformer"}]')
-    with Folder(outer) as opened:
-        check_values(opened)
-        assert opened.files.keys() == {"modules.json", "0_Transformer/config.json", "0_Transformer/model.safetensors"}
+    opened = Folder(outer)
+    check_values(opened)
+    assert opened.files.keys() == {"modules.json", "0_Transformer/config.json", "0_Transformer/model.safetensors"}
     (outer / "modules.json").write_text('[{"path": "../outer/0_Transformer"}]')
     with pytest.raises(ImportFailedError, match="leaves its folder"):
         Folder(outer)
@@ -323,9 +300,9 @@ def test_random_changes_of_a_header_never_read_outside_of_the_file(folder: Path)
             changed[position] = generator.integers(0, 256)
         path.write_bytes(changed)
         try:
-            with Folder(folder) as opened:
-                for name in opened.tensors.names:
-                    opened.tensors.read(name)
+            opened = Folder(folder)
+            for name in opened.tensors.names:
+                opened.tensors.read(name)
         except ImportFailedError:
             num_errors += 1
     assert num_errors > 200

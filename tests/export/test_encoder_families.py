@@ -16,8 +16,9 @@ from sightline.export.families.table import describe, find_family
 from sightline.export.graphs.disentangled import rows_of_distances
 from sightline.export.graphs.relative import buckets
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.sources.opened_checkpoint import Folder, Tensors
+from sightline.export.sources.opened_checkpoint import Folder
 from tests.support.tables import read_table
+from tests.support.tensors import tensors_of
 from tests.zoo.comparing import (
     CLS,
     SEP,
@@ -75,16 +76,16 @@ def test_names_of_tensorflow_are_read(tmp_path: Path) -> None:
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array.numpy()
         for name, array in model.state_dict().items()
     }
-    old = Tensors.of_arrays(tensors)
-    with Folder(tmp_path) as new:
-        family = find_family(new.config)
-        from_old, from_new = (describe(family, new.config, one, TOKENIZER)[1] for one in (old, new.tensors))
-        for name in (
-            "encoder.embedding_norm.weight",
-            "encoder.1.feed_forward_norm.bias",
-            "encoder.0.feed_forward.inner.bias",
-        ):
-            assert_array_equal(from_old.read(name), from_new.read(name))
+    old = tensors_of(tensors)
+    new = Folder(tmp_path)
+    family = find_family(new.config)
+    from_old, from_new = (describe(family, new.config, one, TOKENIZER)[1] for one in (old, new.tensors))
+    for name in (
+        "encoder.embedding_norm.weight",
+        "encoder.1.feed_forward_norm.bias",
+        "encoder.0.feed_forward.inner.bias",
+    ):
+        assert_array_equal(from_old.read(name), from_new.read(name))
 
 
 def test_encoders_of_t5_read_more_positions_than_those_of_the_training(tmp_path: Path) -> None:
@@ -120,14 +121,12 @@ def test_padding_token_in_a_text_takes_no_position(name: str, options: dict[str,
 
 def test_shorter_limit_does_not_move_positions(tmp_path: Path) -> None:
     ENCODERS["xlm-roberta"].save(tmp_path)
-    with Folder(tmp_path) as folder:
-        family = find_family(folder.config)
-        whole, short = (
-            describe(family, folder.config, folder.tensors, TOKENIZER, max_tokens=limit)[1].read(
-                "encoder.positions.weight"
-            )
-            for limit in (None, 5)
-        )
+    folder = Folder(tmp_path)
+    family = find_family(folder.config)
+    whole, short = (
+        describe(family, folder.config, folder.tensors, TOKENIZER, max_tokens=limit)[1].read("encoder.positions.weight")
+        for limit in (None, 5)
+    )
     assert_array_equal(short[:5], whole[:5])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sightline.base.bundle import Languages
 from sightline.base.bundle_files import read_bundle, read_manifest, write_manifest
-from sightline.export import commands, pipeline
+from sightline.export import commands
 from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.options import languages_of
 from sightline.model.architectures.causal import CausalModel
@@ -21,8 +21,7 @@ from tests.support.dialogues import LINES
 from tests.support.export import main
 from tests.support.tables import read_table
 
-check_in_child = pipeline.check_in_child
-pytestmark = pytest.mark.usefixtures("no_child")
+pytestmark = pytest.mark.usefixtures("few_sentences")
 
 
 @pytest.fixture
@@ -51,7 +50,6 @@ def test_export_writes_a_bundle_and_verify_accepts_it(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "check_in_child", check_in_child)
     out = tmp_path / "my-model"
     assert main([str(checkpoint), "--out", str(out), "--sentences", str(sentences_path)]) == 0
     assert capsys.readouterr().out.startswith(str(out))

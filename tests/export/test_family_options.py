@@ -561,7 +561,8 @@ def read_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
             found[f"{self._file}.{key}".replace(": ", ".").removeprefix("config.json.")] = value
         return value
 
-    with monkeypatch.context() as patch, Folder(folder) as opened:
+    opened = Folder(folder)
+    with monkeypatch.context() as patch:
         family = find_family(opened.config)
         patch.setattr(Config, "get", get)
         with suppress(ImportFailedError):  # the tensors are those of the first case
@@ -607,7 +608,7 @@ def test_each_option_that_is_read_has_a_case_or_is_checked(
         assert wrong, f"no case has another value of {key} than {read[key]!r}"
         for value in wrong:
             (tmp_path / "config.json").write_text(json.dumps(values | {key: value}))
-            with suppress(ImportFailedError), Folder(tmp_path) as opened:
-                describe_folder(opened)  # without reading the tensors, which takes longer
+            with suppress(ImportFailedError):
+                describe_folder(Folder(tmp_path))  # without reading the tensors, which takes longer
                 import_folder(tmp_path)
                 pytest.fail(f"{key}: {value} is accepted in place of {read[key]!r}, and no case compares another value")

@@ -7,7 +7,6 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +26,8 @@ from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.download import download_package
 from sightline.export.sources.firefox import find_firefox_files
-from sightline.export.sources.firefox.marian_binary import open_marian, read_file
-from sightline.export.sources.opened_checkpoint import StoredTensor, Tensors
+from sightline.export.sources.firefox.marian_binary import read_file, read_marian
+from sightline.export.sources.opened_checkpoint import Tensors, stored_tensors
 from sightline.export.tokenizers import firefox_tokenizer
 from tests.export.firefox.reference import FirefoxReference, Translation
 from tests.export.imported import load, run_rows
@@ -77,13 +76,12 @@ def load_published(folder: Path, texts: list[str], graphs: Path) -> Published:
     vocabulary = files.source_vocabulary
     tokenizer = firefox_tokenizer(read_file(vocabulary), vocabulary.name)
     sources = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-    with open_marian(files.model) as marian:
-        stored = {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
-        tensors = Tensors(stored)
-        model, weights = firefox.describe(marian.config, tensors, files.model.name)
-        sessions = load(model, weights, graphs)
-        tensors.check_all_read()
-        reference = FirefoxReference(marian)
+    marian = read_marian(files.model)
+    tensors = Tensors(stored_tensors(marian))
+    model, weights = firefox.describe(marian.config, tensors, files.model.name)
+    sessions = load(model, weights, graphs)
+    tensors.check_all_read()
+    reference = FirefoxReference(marian)
     suppressed = firefox.generation(model).defaults.suppress_tokens
     allowed = [token for token in range(model.vocabulary - 1) if token not in suppressed]
     expected = [reference.translate(source, MAX_NEW_TOKENS + 1, allowed) for source in sources]
@@ -147,8 +145,8 @@ def test_the_alignment_head_follows_the_words(english: Published) -> None:
 def test_the_alignment_head_aligns_words(package: Path) -> None:
     files = find_firefox_files(package / MODELS / "pten-1693087646")
     tokenizer = firefox_tokenizer(read_file(files.source_vocabulary), files.source_vocabulary.name)
-    with open_marian(files.model) as model:
-        reference = FirefoxReference(model)
+    model = read_marian(files.model)
+    reference = FirefoxReference(model)
     translation = reference.translate(tokenizer.encode("O cão dorme na casa.").ids, 60)
     aligned = translation.cross_attention[:, -1, 0].argmax(-1)
     assert tokenizer.decode(translation.ids) == "The dog sleeps in the house."

@@ -16,11 +16,11 @@ from sightline.export.families import firefox
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
 from sightline.export.sources.firefox.marian_binary import MarianModel
-from sightline.export.sources.opened_checkpoint import Tensors
 from tests.export.firefox.models import random_tensors, write_marian
 from tests.export.firefox.reference import FirefoxReference
 from tests.export.imported import load, run_rows
 from tests.support.reference_decoding import LogitsProcessors, greedy
+from tests.support.tensors import tensors_of
 from tests.zoo.comparing import MAP_TOLERANCE, TOLERANCE
 
 Floats = NDArray[np.float32]
@@ -28,7 +28,7 @@ WIDTH, HEADS, FFN = 36, 3, 23
 SOURCE_VOCABULARY, TARGET_VOCABULARY = 47, 59
 SIZES: dict[str, Any] = {"width": WIDTH, "inner": FFN, "vocabularies": (SOURCE_VOCABULARY, TARGET_VOCABULARY)}
 SETTINGS: dict[str, Any] = {
-    "type": "transformer", "dim-emb": WIDTH, "dim-vocabs": (TARGET_VOCABULARY, TARGET_VOCABULARY), "enc-depth": 2,
+    "type": "transformer", "dim-emb": WIDTH, "dim-vocabs": [TARGET_VOCABULARY, TARGET_VOCABULARY], "enc-depth": 2,
     "dec-depth": 1, "transformer-heads": HEADS, "transformer-dim-ffn": FFN, "transformer-ffn-activation": "relu",
     "transformer-decoder-autoreg": "rnn", "dec-cell": "ssru", "dec-cell-base-depth": 2, "tied-embeddings-all": True,
     "transformer-preprocess": "", "transformer-postprocess": "dan", "transformer-guided-alignment-layer": "last",
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 
 def import_student(settings: Mapping[str, Any], arrays: Mapping[str, Floats], folder: Path) -> Sessions:
     """Build the graphs of a model, and check that each of its tensors was used."""
-    tensors = Tensors.of_arrays(arrays)
+    tensors = tensors_of(arrays)
     sessions = load(*firefox.describe(settings, tensors, "model.bin"), folder)
     tensors.check_all_read()
     return sessions
@@ -60,7 +60,7 @@ class Student:
 
 
 def make_student(settings: Mapping[str, Any], arrays: Mapping[str, Floats], folder: Path) -> Student:
-    tensors = Tensors.of_arrays(arrays)
+    tensors = tensors_of(arrays)
     model, weights = firefox.describe(settings, tensors, "model.bin")
     expected = FirefoxReference(MarianModel(write_marian(arrays), "model.bin"))
     return Student(expected, model, weights, import_student(settings, arrays, folder))
@@ -70,7 +70,7 @@ def make_student(settings: Mapping[str, Any], arrays: Mapping[str, Floats], fold
 def student(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Student:
     settings = SETTINGS
     if not request.param:
-        settings = SETTINGS | {"dim-vocabs": (SOURCE_VOCABULARY, TARGET_VOCABULARY), "tied-embeddings-all": False}
+        settings = SETTINGS | {"dim-vocabs": [SOURCE_VOCABULARY, TARGET_VOCABULARY], "tied-embeddings-all": False}
     return make_student(
         settings, random_tensors(separate=not request.param, **SIZES), tmp_path_factory.mktemp("student")
     )
@@ -138,7 +138,7 @@ def test_guided_alignment_is_the_first_head_of_a_layer(option: Any, layer: int) 
     settings = SETTINGS | {"dec-depth": 4, "transformer-guided-alignment-layer": option}
     if option is None:
         del settings["transformer-guided-alignment-layer"]
-    model, _ = firefox.describe(settings, Tensors.of_arrays(arrays), "model.bin")
+    model, _ = firefox.describe(settings, tensors_of(arrays), "model.bin")
     assert model.guided_alignment == ("writes", layer, 0)
 
 

@@ -150,10 +150,10 @@ def llama3_factors(rope: Mapping[str, Any], head_size: int) -> Array:
 
 def read(folder: Path) -> tuple[Description, dict[str, Array]]:
     """Return the description and all tensors of a folder."""
-    with Folder(folder) as opened:
-        model, _ = describe(find_family(opened.config), opened.config, opened.tensors)
-        opened.config.check_all_read()
-        return model, {name: opened.tensors.read(name) for name in opened.tensors.names}
+    opened = Folder(folder)
+    model, _ = describe(find_family(opened.config), opened.config, opened.tensors)
+    opened.config.check_all_read()
+    return model, {name: opened.tensors.read(name) for name in opened.tensors.names}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -31,7 +31,7 @@ from tests.support.export import main
 from tests.support.tables import read_table
 from tests.zoo.folders import modules
 
-pytestmark = pytest.mark.usefixtures("no_child")
+pytestmark = pytest.mark.usefixtures("few_sentences")
 SECONDS = 30  # of the processor for an import of a tiny checkpoint
 MEMORY = 2 << 30
 SAMPLE = 3  # changes of each family in the fast test

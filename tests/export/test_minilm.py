@@ -1,7 +1,5 @@
 """all-MiniLM-L6-v2 as published: embeddings and retrieval."""
 
-import io
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +52,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def imported(folder: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Imported:
-    imported = import_folder(folder, json.loads(tokenizer.to_str()))
+    imported = import_folder(folder, tokenizer)
     return replace(imported, folder=tmp_path_factory.mktemp("minilm"))  # of the graphs
 
 
@@ -91,7 +89,7 @@ def test_embeddings_and_retrieval_equal_transformers(
 
 
 def test_bundle_has_the_options_of_sentence_transformers(folder: Path, tmp_path: Path) -> None:
-    result = export_checkpoint(Export(folder, tmp_path / "minilm", BundleMetadata("minilm")), stream=io.StringIO())
+    result = export_checkpoint(Export(folder, tmp_path / "minilm", BundleMetadata("minilm")))
     manifest = result.manifest
     assert manifest.embedding == SentenceEmbedding(pooling="mean", normalize=True)
     assert manifest.limits.max_source_tokens == 256  # tokenizer.json has 128
@@ -104,7 +102,7 @@ def test_8_bits_are_near_float32_and_do_not_depend_on_the_batch(
 ) -> None:
     words = " ".join(sentences).split()
     passages = [" ".join(words[start : start + 90]) for start in range(0, 900, 90)]
-    export_checkpoint(Export(folder, tmp_path / "minilm", BundleMetadata("minilm")), stream=io.StringIO())
+    export_checkpoint(Export(folder, tmp_path / "minilm", BundleMetadata("minilm")))
     for texts, limit in ((passages, 0.997), (sentences, 0.998)):
         record = quantize_bundle(tmp_path / "minilm", tmp_path / "small", QuantizationRecipe(8), PlainText(texts))
         assert isinstance(record.quality, EmbeddingQuality) and record.quality.mean_cosine >= limit

@@ -363,9 +363,9 @@ def test_weights_are_mapped_and_not_read_whole(tmp_path: Path, monkeypatch: pyte
 def test_a_folder_reads_pickles_without_pytorch_and_records_them(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     save(tmp_path / "pytorch_model.bin", {"weight": torch.ones(2, 2).T})
-    with Folder(tmp_path) as opened:
-        assert opened.is_pickle and opened.files.keys() == {"config.json", "pytorch_model.bin"}
-        np.testing.assert_array_equal(opened.tensors.read("weight"), np.ones((2, 2)))
+    opened = Folder(tmp_path)
+    assert opened.is_pickle and opened.files.keys() == {"config.json", "pytorch_model.bin"}
+    np.testing.assert_array_equal(opened.tensors.read("weight"), np.ones((2, 2)))
     save(tmp_path / "pytorch_model.bin", {"weight": nn.Linear(1, 1)})
     with pytest.raises(ImportFailedError, match=r"pytorch_model\.bin: the pickle has more than tensors"):
         Folder(tmp_path)

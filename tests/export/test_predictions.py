@@ -54,7 +54,7 @@ def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
 
 
 @pytest.fixture
-def export(no_child: None, tmp_path: Path) -> Any:
+def export(few_sentences: None, tmp_path: Path) -> Any:
     """Return a function that exports a folder in this process, with the verification."""
 
     def run(folder: Path) -> tuple[Path, Manifest]:

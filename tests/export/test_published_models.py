@@ -3,8 +3,6 @@
 Run with `make test-download`. Models that cannot be downloaded are skipped with a reason.
 """
 
-import io
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,16 +69,16 @@ def test_repositories_of_the_hub_equal_transformers(model: PublishedModel, tmp_p
 
 def compare(folder: Path, model: PublishedModel) -> tuple[Mapping[str, Any], ComparedTexts]:
     """Compare the graphs of a checkpoint with Transformers; return their outputs and the texts."""
-    with Folder(folder) as opened:
-        assert opened.model_type == model.family
-        cls = getattr(transformers, opened.architectures[0] if opened.architectures else "AutoModel")
-        hf = cls.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-        if model.has_tokenizer:
-            tokenizer = read_or_convert_tokenizers(opened).source
-            texts, document = encoded_texts(tokenizer, hf), json.loads(tokenizer.to_str())
-        else:
-            texts, document = random_texts(hf, [40, 12, 3], [40, 5, 1]), TOKENIZER
-        given = describe_folder(opened, tokenizer=document).graph_outputs(texts, POSITIONS)
+    opened = Folder(folder)
+    assert opened.model_type == model.family
+    cls = getattr(transformers, opened.architectures[0] if opened.architectures else "AutoModel")
+    hf = cls.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    if model.has_tokenizer:
+        tokenizer = read_or_convert_tokenizers(opened).source
+        texts = encoded_texts(tokenizer, hf)
+    else:
+        texts, tokenizer = random_texts(hf, [40, 12, 3], [40, 5, 1]), TOKENIZER
+    given = describe_folder(opened, tokenizer=tokenizer).graph_outputs(texts, POSITIONS)
     expected = hf_outputs(hf, texts)
     for kind, array in given.items():
         computed = ~np.isnan(array)  # all but the logits of the last token of a prompt
@@ -92,7 +90,7 @@ def compare(folder: Path, model: PublishedModel) -> tuple[Mapping[str, Any], Com
 
 def import_folder(folder: Path) -> None:
     """Import a checkpoint as users do, which also compares the bundle with the reference."""
-    export_checkpoint(Export(folder, folder.parent / "bundle", BundleMetadata("published")), stream=io.StringIO())
+    export_checkpoint(Export(folder, folder.parent / "bundle", BundleMetadata("published")))
 
 
 def encoded_texts(tokenizer: Tokenizer, hf: Any) -> ComparedTexts:

@@ -143,14 +143,6 @@ def test_static_products_without_sentences_are_rejected(bundle: Path, copied: Pa
     assert names(copied.parent) == {"copied"}
 
 
-def test_a_sentence_too_long_to_measure_on_is_named_and_nothing_written(bundle: Path, copied: Path) -> None:
-    before = read_bundle(copied)
-    with pytest.raises(ValueError, match=r"sentence 2 has \d+ tokens, but the model reads at most 256"):
-        quantize_bundle(bundle, copied, everywhere("per-tensor"), None, calibration=["A dog.", "walks " * 300])
-    assert read_bundle(copied) == before
-    assert names(copied.parent) == {"copied"}
-
-
 def test_only_a_float32_bundle_is_quantised_and_only_such_a_one_verified(
     bundle: Path, checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:

@@ -12,7 +12,7 @@ from sightline.base.bundle import Languages, Manifest, SentenceEmbedding, Verifi
 from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.export import commands
 from sightline.export.card import CARD, MARK
-from sightline.export.describe import described
+from sightline.export.describe import describe_source
 from sightline.export.options import ExportOptions
 from sightline.export.pipeline import open_source
 from sightline.export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
@@ -312,11 +312,8 @@ def test_dialogues_need_the_tokens_of_messages(checkpoint: Path, tmp_path: Path)
     folder = tmp_path / "run" / "averaged"
     save_checkpoint(folder, config, CausalModel(config).state_dict(), checkpoint / "tokenizer.json", {})
     write_record(tmp_path / "run", {"task": "language-model", "has_dialogues": True})
-    with (
-        open_source(folder, "training") as source,
-        pytest.raises(ValueError, match=r"has no special token <\|im_start"),
-    ):
-        described(source, ExportOptions()).__enter__()
+    with pytest.raises(ValueError, match=r"has no special token <\|im_start"):
+        describe_source(open_source(folder, "training"), ExportOptions())
 
 
 def test_the_record_of_the_working_directory_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

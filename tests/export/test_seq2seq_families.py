@@ -346,8 +346,8 @@ def test_a_bias_that_the_architecture_excludes_is_rejected(t5_folder: Path) -> N
 def test_t5_scales_hidden_states_as_older_configurations_say(is_tied: bool | None, t5_folder: Path) -> None:
     """Without the key of later versions of Transformers, `tie_word_embeddings` decides."""
     edit_config(t5_folder, scale_decoder_outputs=None, tie_word_embeddings=is_tied)
-    with Folder(t5_folder) as folder:
-        scale = T5.describe(folder.config, folder.tensors).logits_scale
+    folder = Folder(t5_folder)
+    scale = T5.describe(folder.config, folder.tensors).logits_scale
     assert scale == pytest.approx(1.0 if is_tied is False else 36**-0.5)
 
 

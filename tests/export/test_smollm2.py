@@ -40,7 +40,7 @@ def smollm2() -> Iterator[Model]:
                 raise
             pytest.skip(str(error))
         hf = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-        yield describe_folder(stack.enter_context(Folder(folder))), hf
+        yield describe_folder(Folder(folder)), hf
 
 
 @pytest.fixture(scope="module")

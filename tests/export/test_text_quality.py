@@ -116,7 +116,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     write_hf(checkpoints / "translator", T5ForConditionalGeneration(t5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "check_in_child", omit_check)
+        patch.setattr(pipeline, "check", omit_check)
         for folder in sorted(checkpoints.iterdir()):
             export_checkpoint(Export(folder, bundles / folder.name, BundleMetadata(folder.name, "a test", "MIT")))
     return bundles
@@ -387,8 +387,6 @@ def test_a_text_that_is_too_long_is_named(bundles: Path, tmp_path: Path, capsys:
     arguments = ["quantize", str(bundles / "encoder"), "--out", str(out), "--bits", "8", "--texts", str(texts)]
     assert main(arguments) == 1
     assert f"{texts}, line 3 has 42 tokens, but the model reads at most 24" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="text 2 has 42 tokens, but the model reads at most 24; shorten it"):
-        quantize_bundle(bundles / "encoder", out, QuantizationRecipe(8), PlainText(["word1", "word2 " * 40]))
     with pytest.raises(ValueError, match="each text has only one token, so that there is none to predict"):
         quantize_bundle(bundles / "decoder", out, QuantizationRecipe(8), PlainText(["word1"]))
     assert not out.exists()

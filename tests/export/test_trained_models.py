@@ -24,6 +24,7 @@ from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig
 from sightline.model.layers.positions import sinusoidal_positions
 from sightline.model.rounding import reference
 from tests.equality.systems import MakeConfig, random_models, small, small_systems
+from tests.support.tensors import state_tensors
 
 FEW_KEYS = {"linformer_size": 5, "max_positions": 48}
 SYSTEMS: dict[str, MakeConfig] = {
@@ -49,7 +50,7 @@ Trained = Transformer | Classifier | TextEncoder | CausalModel
 
 
 def build_trained(model: Trained, file: WeightFile) -> Graphs:
-    tensors = trained.state_tensors(model)
+    tensors = state_tensors(model)
     graphs = build_graphs(*trained.describe(model.config, tensors), file)
     tensors.check_all_read()
     return graphs
@@ -82,7 +83,7 @@ def pytorch_outputs(model: Trained) -> Outputs:
 
 
 def described_outputs(model: Trained) -> Outputs:
-    description, weights = trained.describe(model.config, trained.state_tensors(model))
+    description, weights = trained.describe(model.config, state_tensors(model))
     texts = ComparedTexts((tuple(SOURCE),), (tuple(SOURCE if description.is_decoder_only else TARGET),))
     outputs = reference_outputs(description, weights, texts)
     outputs.pop("encoder_slots.0", None)  # PyTorch returns the weights of tokens alone
@@ -117,7 +118,7 @@ def test_a_key_that_the_description_would_ignore_is_an_error(checkpoint: Path, m
     known = tuple(key for key in trained.HARMLESS_KEYS if key != "dropout")
     monkeypatch.setattr(trained, "HARMLESS_KEYS", known)
     with pytest.raises(ImportFailedError, match=r"config\.json has 1 keys that are not known .*: dropout"):
-        trained.describe(copy.deepcopy(model.config), trained.state_tensors(model))
+        trained.describe(copy.deepcopy(model.config), state_tensors(model))
 
 
 @pytest.mark.parametrize(("layers", "layer"), [(1, 0), (2, 0), (6, 4)])
@@ -125,7 +126,7 @@ def test_a_guided_head_is_that_of_the_layer_before_the_last(layers: int, layer: 
     config = TransformerConfig(40, d_model=16, num_heads=2, d_ff=16, encoder_layers=1, decoder_layers=layers)
     for is_guided, expected in ((False, None), (True, ("reads", layer, 0))):
         model = Transformer(dataclasses.replace(config, guided_alignment=is_guided))
-        assert trained.describe(model.config, trained.state_tensors(model))[0].guided_alignment == expected
+        assert trained.describe(model.config, state_tensors(model))[0].guided_alignment == expected
 
 
 @pytest.mark.parametrize(("positions", "width"), [(256, 64), (48, 20), (1024, 512)])

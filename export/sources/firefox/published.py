@@ -4,7 +4,6 @@ The list is a collection of records of Mozilla's Remote Settings, one for each f
 that server names the address of the files, which are compressed with zstd.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -16,15 +15,13 @@ from typing import Annotated, Any
 from urllib.parse import urljoin
 
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
-from tqdm import tqdm
+from pydantic import Field, ValidationError
 
 from sightline.base.bundle_files import sha256_of
 from sightline.base.errors import UsageError, did_you_mean
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.download import Download, UnreachableError
-from sightline.export.sources.firefox import LANGUAGE, METADATA
+from sightline.export.sources.firefox import METADATA, Language, PublishedJson, PublishedMetadata
 from sightline.export.sources.opened_checkpoint import Provenance
 
 PREFIX = "firefox:"  # of the names of models, such as firefox:en-de
@@ -34,21 +31,16 @@ RECORDS = "buckets/main/collections/translations-models-v2/records"
 LICENSE = "MPL-2.0"
 TYPES = {"model", "lex", "vocab", "srcvocab", "trgvocab"}  # of files
 SIZES = ("tiny", "base", "base-memory")  # from the least to the most preferred of the same version
-MAX_LIST_BYTES, MAX_FILE_BYTES = 64 << 20, 1 << 30
+MAX_FILE_BYTES = 1 << 30
 MAX_WINDOW = 1 << 27  # bytes of memory that a compressed file may ask for
 BLOCK = 1 << 20
-ATTEMPTS = 3  # transfers of a file that break off
 TIMEOUT_S = 30
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Size = Annotated[int, Field(ge=1, le=MAX_FILE_BYTES)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, frozen=True)
-
-
-class Attachment(_Part):
+class Attachment(PublishedJson):
     """A file as it is transferred."""
 
     hash: Digest
@@ -57,7 +49,7 @@ class Attachment(_Part):
     location: str
 
 
-class Record(_Part):
+class Record(PublishedJson):
     """A file of a model; other fields of the list are not read."""
 
     name: Annotated[str, Field(pattern=r"^(model|lex|vocab|srcvocab|trgvocab)\.[A-Za-z0-9.]+$")]
@@ -65,8 +57,8 @@ class Record(_Part):
     file_type: str
     attachment: Attachment
     architecture: str = ""
-    source_language: Annotated[str, Field(pattern=rf"^{LANGUAGE.pattern}$")]
-    target_language: Annotated[str, Field(pattern=rf"^{LANGUAGE.pattern}$")]
+    source_language: Language
+    target_language: Language
     decompressed_hash: Digest | None = None  # of the unpacked file; None if it is not compressed
     decompressed_size: Size | None = None
     modified: int = Field(default=0, alias="last_modified")
@@ -170,14 +162,14 @@ def downloaded_model(model: PublishedModel) -> Iterator[Download]:
         for record in model.files.values():
             _unpack(_fetch(urljoin(base, record.attachment.location), record.attachment, cache), record, folder)
         weights = model.files["model"]
-        metadata = {
-            "sourceLanguage": model.source,
-            "targetLanguage": model.target,
-            "architecture": model.architecture or None,
-            "version": weights.version,
-            "hash": weights.decompressed_hash or weights.attachment.hash,
-        }
-        (folder / METADATA).write_text(json.dumps(metadata), encoding="utf-8")
+        metadata = PublishedMetadata(
+            source_language=model.source,
+            target_language=model.target,
+            architecture=model.architecture or None,
+            version=weights.version,
+            hash=weights.decompressed_hash or weights.attachment.hash,
+        )
+        (folder / METADATA).write_text(metadata.model_dump_json(by_alias=True), encoding="utf-8")
         yield Download(folder, Provenance(PREFIX + model.pair, weights.version), LICENSE)
 
 
@@ -185,19 +177,10 @@ def _get_json(url: str) -> Any:
     import httpx2
 
     try:
-        with httpx2.stream("GET", url, follow_redirects=True, timeout=TIMEOUT_S) as response:
-            response.raise_for_status()
-            data = bytearray()
-            for block in response.iter_bytes():
-                data += block
-                if len(data) > MAX_LIST_BYTES:
-                    raise ImportFailedError(f"{url} has more than {MAX_LIST_BYTES:,} bytes; check {VARIABLE}")
-        return json.loads(data)
-    except httpx2.HTTPError as error:
+        return httpx2.get(url, follow_redirects=True, timeout=TIMEOUT_S).raise_for_status().json()
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise UnreachableError(_unreachable(url, error)) from None
-    except (ValueError, RecursionError, httpx2.InvalidURL) as error:
-        if isinstance(error, ImportFailedError):
-            raise
+    except (ValueError, RecursionError) as error:
         raise ImportFailedError(f"{url} is not the JSON of Remote Settings ({error}); check {VARIABLE}") from None
 
 
@@ -213,55 +196,26 @@ def _unreachable(url: str, error: Exception) -> str:
 def _fetch(url: str, attachment: Attachment, cache: Path) -> Path:
     """Return the file of an attachment in the cache, after downloading what is missing."""
     import httpx2
+    from huggingface_hub.file_download import http_get
 
     whole, part = cache / attachment.hash, cache / f"{attachment.hash}.part"
-    if whole.is_file() and whole.stat().st_size == attachment.size and sha256_of(whole) == attachment.hash:
+    if whole.is_file() and sha256_of(whole) == attachment.hash:
         return whole
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            _continue(url, part, attachment)
-            break
-        except httpx2.HTTPError as error:
-            if attempt == ATTEMPTS or isinstance(error, httpx2.HTTPStatusError):
-                raise UnreachableError(_unreachable(url, error)) from None
-        except httpx2.InvalidURL as error:
-            raise ImportFailedError(f"{url} is no address ({error}); check {VARIABLE}") from None
-    if part.stat().st_size != attachment.size or sha256_of(part) != attachment.hash:
+    # Compressed bytes are counted and hashed, so the server must not compress them again.
+    options: dict[str, Any] = {"headers": {"Accept-Encoding": "identity"}, "expected_size": attachment.size}
+    try:
+        with part.open("ab") as file:
+            http_get(url, file, resume_size=file.tell(), displayed_filename=attachment.filename, **options)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise UnreachableError(_unreachable(url, error)) from None
+    except OSError as error:
+        if error.errno is not None:  # none for a file of another size
+            raise
+    if sha256_of(part) != attachment.hash:
         part.unlink()
         raise ImportFailedError(f"{url} has another size or SHA-256 than the list of models states; it is not used")
     part.replace(whole)
     return whole
-
-
-def _continue(url: str, part: Path, attachment: Attachment) -> None:
-    """Download the bytes that a file does not have yet."""
-    import httpx2
-
-    start = part.stat().st_size if part.is_file() else 0
-    if start >= attachment.size:
-        return
-    # Compressed bytes are counted and hashed, so the server must not compress them again.
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-    with httpx2.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as response:
-        response.raise_for_status()
-        is_rest = response.status_code == 206 and response.headers.get("Content-Range", "").startswith(
-            f"bytes {start}-"
-        )
-        start = start if is_rest else 0
-        with (
-            part.open("ab" if is_rest else "wb") as file,
-            tqdm(
-                total=attachment.size, initial=start, unit="B", unit_scale=True, desc=attachment.filename, disable=None
-            ) as bar,
-        ):
-            for block in response.iter_raw():
-                start += len(block)
-                if start > attachment.size:
-                    return  # another file, whose hash is then wrong
-                file.write(block)
-                bar.update(len(block))
-    if start < attachment.size:
-        raise httpx2.RemoteProtocolError("the transfer broke off")
 
 
 def _unpack(path: Path, record: Record, folder: Path) -> None:

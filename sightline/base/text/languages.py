@@ -32,7 +32,7 @@ def _parts(tag: str) -> tuple[str, str, tuple[str, ...]]:
     language, *subtags = tag.replace("_", "-").casefold().split("-")
     if language == "x":
         return tag.casefold(), "", ()  # a private tag
-    language = _shortest_code(language)
+    language = shortest_code(language)
     named = [_subtag(subtag) for subtag in subtags]
     likely = get_global("likely_subtags")  # such as "zh_TW": "zh_Hant_TW"
     full = [likely[key] for key in (*(f"{language}_{subtag}" for subtag in named), language) if key in likely]
@@ -41,7 +41,7 @@ def _parts(tag: str) -> tuple[str, str, tuple[str, ...]]:
     return "no" if language == "nb" else language, script, tuple(subtags)
 
 
-def _shortest_code(language: str) -> str:
+def shortest_code(language: str) -> str:
     """Return the code of a language in CLDR: "en" for "eng"."""
     alias = get_global("language_aliases").get(language, language)
     return alias if "_" not in alias else language
@@ -55,7 +55,7 @@ def language_name(tag: str) -> str:
     """
     english = Locale("en")
     language, *subtags = tag.replace("_", "-").split("-")
-    language = _shortest_code(language.lower())
+    language = shortest_code(language.lower())
     named, rest = english.languages.get(language), subtags
     for count in range(len(subtags), 0, -1):
         # CLDR's keys: a script is capitalized, a region is in capital letters.

@@ -46,7 +46,7 @@ class FirefoxReference:
 
     def __init__(self, model: MarianModel) -> None:
         """Read all weights. The architecture is not checked."""
-        self._weights = {name: model.tensor(name).astype(np.float64) for name in model.names}
+        self._weights = {name: model.read(name).astype(np.float64) for name in model.entries}
         shared = "Wemb" in self._weights
         self._source_embedding = self._weights["Wemb" if shared else "encoder_Wemb"]
         self._target_embedding = self._weights["Wemb" if shared else "decoder_Wemb"]

@@ -14,7 +14,7 @@ from sightline.export.check.sessions import Sessions, onnx_steps, open_sessions
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.export.sources.firefox.marian_binary import open_marian
+from sightline.export.sources.firefox.marian_binary import read_marian
 from tests.export.firefox.models import VOCABULARY, random_tensors, write_folder, write_vocabulary
 from tests.export.firefox.reference import END_ID, FirefoxReference
 from tests.support.reference_decoding import LogitsProcessors, greedy
@@ -36,7 +36,7 @@ def import_firefox(folder: Path, bundle: Path, options: ExportOptions = ExportOp
     return export_checkpoint(Export(folder, bundle, METADATA, options, "firefox")).manifest
 
 
-@pytest.mark.usefixtures("no_child")
+@pytest.mark.usefixtures("few_sentences")
 def test_a_folder_becomes_a_verified_bundle(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "ende", TENSORS)
     (folder / "metadata.json").write_text(
@@ -77,15 +77,15 @@ def translations(sessions: Sessions, sources: list[list[int]]) -> list[list[int]
     return found
 
 
-@pytest.mark.usefixtures("no_child")
+@pytest.mark.usefixtures("few_sentences")
 def test_translations_of_a_verified_bundle_equal_those_of_the_reference(folder: Path, tmp_path: Path) -> None:
     manifest = import_firefox(folder, tmp_path / "bundle")
     assert manifest == read_bundle(tmp_path / "bundle") and manifest.verification is not None
     sessions = open_sessions(tmp_path / "bundle", manifest)
     tokenizer = Tokenizer.from_file(str(tmp_path / "bundle" / manifest.source_tokenizer))
     sources = [encoding.ids for encoding in tokenizer.encode_batch(TEXTS)]
-    with open_marian(folder / MODEL) as marian:
-        reference = FirefoxReference(marian)
+    marian = read_marian(folder / MODEL)
+    reference = FirefoxReference(marian)
     allowed = [id_ for id_ in range(VOCABULARY) if id_ != 1]
     expected = [reference.translate(source, NEW_TOKENS + 1, allowed).ids for source in sources]
     assert translations(sessions, sources) == expected

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -149,12 +150,13 @@ def test_the_files_are_unpacked_with_their_metadata(mozilla: Mozilla) -> None:
 
 @pytest.mark.parametrize("has_ranges", [True, False])
 def test_a_download_that_breaks_off_is_continued(mozilla: Mozilla, has_ranges: bool) -> None:
-    mozilla.publish()
+    name, data = FILES["model"][0], os.urandom(12 << 20)
+    mozilla.publish(files={**FILES, "model": (name, data)})
     mozilla.has_ranges = has_ranges
     location = mozilla.records[0]["attachment"]["location"]
-    mozilla.cut[location] = 10
-    assert get()[FILES["model"][0]] == FILES["model"][1]
-    assert [wanted for path, wanted in mozilla.requests if location in path] == [None, "bytes=10-"]
+    mozilla.cut[location] = 11 << 20  # the library writes 10 MiB at once
+    assert get()[name] == data
+    assert [wanted for path, wanted in mozilla.requests if location in path] == [None, f"bytes={10 << 20}-"]
 
 
 def test_the_same_command_continues_a_download(mozilla: Mozilla, tmp_path: Path) -> None:
@@ -246,7 +248,7 @@ def test_a_server_that_cannot_be_reached_is_an_error(
     assert main(["models", "list", "firefox"]) == 1
 
 
-@pytest.mark.usefixtures("no_child")
+@pytest.mark.usefixtures("few_sentences")
 def test_published_models_become_bundles(
     mozilla: Mozilla, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,11 +15,11 @@ from sightline.base.bundle_files import read_manifest
 from sightline.export.describe import PLAIN_DIALOGUES
 from sightline.export.import_errors import VerificationError
 from sightline.export.pipeline import Export, Exported, export_checkpoint
-from tests.export.conftest import no_child as no_child
+from tests.export.conftest import few_sentences as few_sentences
 from tests.export.test_export_main import sentences_path as sentences_path
 from tests.export.test_export_main import short_reader as short_reader
 
-pytestmark = pytest.mark.usefixtures("no_child")
+pytestmark = pytest.mark.usefixtures("few_sentences")
 
 
 def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
