@@ -18,24 +18,12 @@ from numpy.typing import NDArray
 
 from sightline.model.data.columns import is_language
 from sightline.model.data.files import READERS, TEXT, CorpusError, at, ending_of, open_file
-from sightline.model.data.formats import PAIR_TASKS, SIMILARITY_TASKS, Reading, read_records
+from sightline.model.data.formats import PAIR_TASKS, SIMILARITY_TASKS, Findings, Reading, read_records
 from sightline.model.data.pair_files import XML
-from sightline.model.data.pair_names import (
-    Sides,
-    both_sides,
-    choose_sides,
-    groups_of,
-    is_units,
-    reading_of_table,
-    reading_of_units,
-    sides_of,
-    sides_of_split,
-    with_languages,
-)
+from sightline.model.data.pair_names import sides_in, sides_of, with_direction
 from sightline.model.data.records import LabelledRecord, PairRecord, Record, TaggedRecord, TaskName, key_of
 from sightline.model.data.tagged_files import TAGGED
 
-SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
 DEV_SHARE, MAX_DEV_RECORDS = 0.05, 1_000  # of a train file that is divided
 MIN_DEV_PAIRS = 4  # of an encoder, whose loss compares the pairs of a batch, or of a reranker
 MIN_DEV_SCORES = 20  # of pairs with scores, which are compared with other scores
@@ -77,13 +65,11 @@ class Split:
     def __iter__(self) -> Iterator[Record]:
         return (record for _, record in self.numbered() if not isinstance(record, str))
 
-    def numbered(self, kinds: dict[str, str] | None = None) -> Iterator[tuple[int, Record | str]]:
+    def numbered(self, findings: Findings | None = None) -> Iterator[tuple[int, Record | str]]:
         """Yield the line number of each record, and the record or the reason why it is left out.
-
-        `kinds` are the kinds of values that may not be mixed, with the location of the first of
-        each; one mapping for several splits compares them.
+        Facts about the files are added to findings, which compare several splits.
         """
-        for number, record in read_records(self.files, self.reading, kinds):
+        for number, record in read_records(self.files, self.reading, findings):
             if self.part is None or self.part.contains(record):
                 yield number, record
 
@@ -182,65 +168,17 @@ def _find_files(data: Path, reading: Reading) -> tuple[Reading, dict[str, tuple[
     """Return a reading with the languages, if they are known, and the files of each split; those of
     one file, or of both sides of which it is one, are train.
     """
-    if data.is_file():
-        files, pairs = _files_of(data, reading)
-    elif data.is_dir():
-        files, pairs = _files_in(data, reading)
-    else:
-        raise CorpusError(f"missing file or folder {data}; {_expected(reading.task)}")
-    for path in [path for paths in files.values() for path in paths if is_units(path)][:1]:
-        reading = reading_of_units(path, reading)
-    train = files.get("train", ())
-    if len(train) == 1 and ending_of(train[0]) in READERS and bool(reading.source) != bool(reading.target):
-        reading = reading_of_table(train[0], reading)
-    chosen = None
-    for split, sides in pairs.items():
-        if len(sides) > 1 and chosen is None:
-            chosen = choose_sides(data, sides, reading)
-            reading = with_languages(reading, chosen)
-        if chosen is not None:
-            files[split] = both_sides(split, sides, chosen)
-    return reading, files
-
-
-def _files_of(path: Path, reading: Reading) -> tuple[dict[str, tuple[Path, ...]], dict[str, Sides]]:
-    ending, is_other = ending_of(path), ending_of(path) in (*READERS, *WAYS_OUT) or is_units(path)
-    sides = sides_of(path, reading) if reading.task in PAIR_TASKS and not is_other else None
-    if sides is not None:
-        return {}, {"train": sides}
-    if ending not in _formats(reading.task):
+    task, ending = reading.task, ending_of(data)
+    if data.is_dir():
+        return with_direction(data, sides_in(data, reading, _formats(task), task in PAIR_TASKS), reading)
+    if not data.is_file():
+        raise CorpusError(f"missing file or folder {data}; {_expected(task)}")
+    may_be_side = task in PAIR_TASKS and ending not in (*READERS, *XML, *WAYS_OUT)
+    sides = sides_of(data, reading) if may_be_side else None
+    if sides is None and ending not in _formats(task):
         way_out = WAYS_OUT.get(ending, "")
-        raise CorpusError(f"{path} has an unsupported format{way_out and f'; {way_out}'}; {_expected(reading.task)}")
-    return {"train": (path,)}, {}
-
-
-def _files_in(folder: Path, reading: Reading) -> tuple[dict[str, tuple[Path, ...]], dict[str, Sides]]:
-    """Return the file of each split of a folder, or the files that may be its sides."""
-    groups = groups_of(folder, reading) if reading.task in PAIR_TASKS else {}
-    files, pairs = dict[str, tuple[Path, ...]](), dict[str, Sides]()
-    for split, names in SPLIT_NAMES.items():
-        paths = [folder / f"{name}{ending}" for name in names for ending in _formats(reading.task)]
-        present: list[tuple[Path, ...]] = [(path,) for path in paths if path.is_file()]
-        if reading.task != "language-model" and len(present) > 1:
-            present = [(path,) for (path,) in present if path.suffix != TEXT]
-        for sides in sides_of_split(groups, names):
-            both = tuple(sides.values())
-            present += [both] * (len(both) > 1)
-            if present[:1] in ([], [both]):
-                pairs[split] = sides
-        if len(present) > 1:
-            first, second = (" and ".join(path.name for path in paths) for paths in present[:2])
-            raise CorpusError(f"{folder} has two candidates for {split}, {first} and {second}; remove one of them")
-        if present:
-            files[split] = present[0]
-    if not files and reading.task in PAIR_TASKS:  # names without "train"
-        # Sides such as zh_CN and zh_TW differ in two parts; the longest comes first.
-        others = {tuple(sides.values()): sides for sides in reversed(groups.values()) if len(sides) > 1}
-        memories = [path for path in folder.iterdir() if is_units(path)]
-        if len(others) + len(memories) == 1:
-            sides_of_train = next(iter(others.values()), None)
-            return ({"train": tuple(memories)}, {}) if sides_of_train is None else ({}, {"train": sides_of_train})
-    return files, pairs
+        raise CorpusError(f"{data} has an unsupported format{way_out and f'; {way_out}'}; {_expected(task)}")
+    return with_direction(data, {"train": sides or {"": data}}, reading)
 
 
 def digest_of(path: Path) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from sightline.model.data.corpus import Corpus, Split, check_number_of_labels, distinct, hash_texts
 from sightline.model.data.files import CorpusError
-from sightline.model.data.formats import describe_columns
+from sightline.model.data.formats import Findings
 from sightline.model.data.pair_checks import pair_warnings
 from sightline.model.data.records import (
     DialogueRecord,
@@ -92,7 +92,7 @@ class Facts:
 class _Scan:
     """Counts over the records of a split."""
 
-    def __init__(self, split: Split, kinds: dict[str, str]) -> None:
+    def __init__(self, split: Split, findings: Findings) -> None:
         self.left_out = Counter({"empty": 0})  # records by the reason
         self.notes, self.labels = Counter[str](), Counter[str]()
         self.first_lines: dict[str, int] = {}  # of each note and label
@@ -101,7 +101,7 @@ class _Scan:
         self.sources = array("Q")  # hashes of the sources of pairs
         self.scores = (math.inf, -math.inf)  # the least and the greatest one
         self.characters = Counter[int]()
-        for number, record in split.numbered(kinds):
+        for number, record in split.numbered(findings):
             if isinstance(record, str):
                 self.left_out[record] += 1
                 continue
@@ -159,9 +159,9 @@ def check_corpus(corpus: Corpus) -> Facts:
         CorpusError: a line is not a record, kinds of values are mixed, a split is empty, train and
             dev are identical, labels are missing in train, or there are fewer than two.
     """
-    task, kinds = corpus.reading.task, dict[str, str]()
+    task, findings = corpus.reading.task, Findings()
     unusual_pairs = tuple(pair_warnings(corpus)) if task == "translation" else ()
-    scans = {split.name: _Scan(split, kinds) for split in corpus.splits}
+    scans = {split.name: _Scan(split, findings) for split in corpus.splits}
     train, dev = scans["train"], scans["dev"]
     train_texts, train_sources = distinct(train.texts), distinct(train.sources)
     if corpus.split_seed is None and np.array_equal(train_texts, distinct(dev.texts)):
@@ -203,13 +203,11 @@ def check_corpus(corpus: Corpus) -> Facts:
         pair_warnings=unusual_pairs,
         score_limits=limits_of(train.scores) if train.scores[0] <= train.scores[1] else None,
         contradictions=contradictions,
-        notes=tuple(_notes(corpus, scans)),
+        notes=(*findings.notes, *_notes(corpus, scans)),
     )
 
 
 def _notes(corpus: Corpus, scans: Mapping[str, _Scan]) -> Iterator[str]:
-    splits = () if scans["train"].has_dialogues else corpus.splits  # whose fields are counted for all records
-    yield from dict.fromkeys(note for split in splits for note in describe_columns(split.files, corpus.reading))
     for split in corpus.splits:
         scan = scans[split.name]
         for note, number in scan.notes.items():

@@ -21,7 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
-from itertools import chain, dropwhile, islice
+from itertools import chain, dropwhile, islice, takewhile
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -29,7 +29,9 @@ from sightline.base.errors import UsageError
 
 MAX_LINE_BYTES = 2**22  # its encoding takes up to 180 times the memory
 MAX_JSON_BYTES = 2**28  # of a file that is read whole
+MAX_LABEL_CHARACTERS = 200
 TEXT, CSV, TSV, JSON, GZIP = ".txt", ".csv", ".tsv", ".json", ".gz"
+FASTTEXT, LABEL_MARK = "fastText", "__label__"  # a format of .txt, and the beginning of each of its labels
 WORKBOOKS = (".xlsx", ".xls", ".ods")
 PAIR = ["source", "target"]
 SEPARATORS = ",;\t|"  # of the columns of CSV
@@ -285,15 +287,29 @@ def _read_plain(path: Path, encoding: str | None = None) -> Iterator[Row]:
     return ((number, {"text": line}) for number, line in read_texts(path, encoding))
 
 
+def _read_fasttext(path: Path, encoding: str | None = None) -> Iterator[Row]:
+    for number, line in read_texts(path, encoding):
+        words = line.split()
+        labels = list(takewhile(lambda word: word.startswith(LABEL_MARK), words))
+        names = [label.removeprefix(LABEL_MARK) for label in labels]
+        yield number, {"text": " ".join(words[len(labels) :]), "label": names[0] if len(names) == 1 else names}
+
+
 Reader: TypeAlias = Callable[[Path, str | None], Iterator[Row]]
 # Readers by the endings of files.
-OBJECTS: Mapping[str, Reader] = {".jsonl": _read_objects, ".ndjson": _read_objects, JSON: _read_json, TEXT: _read_plain}
+OBJECTS: Mapping[str, Reader] = {
+    ".jsonl": _read_objects,
+    ".ndjson": _read_objects,
+    JSON: _read_json,
+    TEXT: _read_plain,
+    FASTTEXT: _read_fasttext,
+}
 TABLES: Mapping[str, Callable[[Path, str | None], Iterator[Cells]]] = {
     TSV: _split_lines,
     CSV: _read_csv,
     **dict.fromkeys(WORKBOOKS, _read_workbook),
 }
-READERS = tuple(ending for ending in (*OBJECTS, *TABLES) if ending != TEXT)
+READERS = tuple(ending for ending in (*OBJECTS, *TABLES) if ending not in (TEXT, FASTTEXT))
 
 
 _KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list", dict: "an object"}
@@ -302,6 +318,33 @@ _KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a strin
 def kind_of(value: Any) -> str:
     """Return the JSON type of a value with its article."""
     return _KINDS.get(type(value), "null")
+
+
+def check_text(value: Any, name: str) -> str:
+    """Return the value of a field that must be a text. Raises `ValueError` for others."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, got {kind_of(value)}")
+    if "\0" in value:
+        raise ValueError(f"{name} has a NUL character; remove it")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        surrogate = f"\\u{ord(value[error.start]):04x}"
+        raise ValueError(f"{name} has the unpaired surrogate {surrogate}; replace or remove it") from None
+    return value
+
+
+def check_label(value: Any, name: str) -> str:
+    """Return the name of a label without spaces around it. Raises `ValueError` for others."""
+    label = check_text(value, name).strip()
+    if not label:
+        raise ValueError(f"{name} is blank; add a name in each row (merged cells have it only in their first row)")
+    if len(label) > MAX_LABEL_CHARACTERS:
+        raise ValueError(
+            f"{name} must have at most {MAX_LABEL_CHARACTERS} characters, got {len(label)}; check that text and label "
+            "are not swapped"
+        )
+    return label
 
 
 def _reject_constant(name: str) -> NoReturn:

@@ -1,30 +1,35 @@
 """Records of the tasks from the rows of files.
 
-The fields of a record are `source` and `target` (translation), those of
-`sightline.model.data.similar_texts` (encoder, reranking), `text` and `label`
-(classification; `labels`, a list, with several labels a text), and `text` (language model).
-`sightline.model.data.dialogues` reads those of dialogues, and `sightline.model.data.tagged_files`
-those of texts with entities. Two files are pairs of texts: line N of one belongs to line N of the
-other. `sightline.model.data.files` and `sightline.model.data.pair_files` read the rows of one file.
+`sightline.model.data.columns` finds the fields of records in rows. `sightline.model.data.dialogues`
+reads dialogues, `sightline.model.data.similar_texts` records of embeddings and rerankers, and
+`sightline.model.data.tagged_files` texts with entities. Two files are pairs of texts: line N of one
+belongs to line N of the other. `sightline.model.data.files` and `sightline.model.data.pair_files`
+read the rows of one file.
 """
 
 import re
 from ast import literal_eval
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from sightline.model.data.columns import FIELDS, Columns
-from sightline.model.data.dialogues import DialogueReader
+from sightline.model.data.columns import Columns
+from sightline.model.data.dialogues import form_of, read_dialogue
 from sightline.model.data.files import (
     CSV,
-    READERS,
+    FASTTEXT,
+    LABEL_MARK,
+    NUM_FIRST_ROWS,
+    PAIR,
     TEXT,
     TSV,
     CorpusError,
     at,
+    check_label,
+    check_text,
     ending_of,
     kind_of,
     read_rows,
@@ -40,16 +45,16 @@ from sightline.model.data.records import (
     TextRecord,
     texts_of,
 )
-from sightline.model.data.similar_texts import find_names, negatives_of, one_target_each, read_score
-from sightline.model.data.tagged_files import COLUMNS, TaggedReader, read_columns
+from sightline.model.data.similar_texts import read_similar
+from sightline.model.data.tagged_files import COLUMNS, read_columns, read_tagged
 
 SIMILARITY_TASKS: tuple[TaskName, ...] = ("encoder", "reranking")
 PAIR_TASKS: tuple[TaskName, ...] = ("translation", *SIMILARITY_TASKS)
-MAX_LABEL_CHARACTERS = 200
 # Options of commands that are fields of `Reading`.
 READING_OPTIONS = ("source", "target", "text", "label", "encoding")
-SEPARATOR = "|"  # of several labels in a cell of a table
+
 _NUMPY_SPACE = re.compile(r"(?<=['\"])\s+(?=['\"])")  # between the texts of an array
+BAR, COMMA = "|", ","  # between labels in a cell of a table
 
 
 @dataclass(frozen=True)
@@ -66,56 +71,86 @@ class Reading:
     encoding: str | None = None  # of files without a byte order mark; None: UTF-8
 
 
+class Findings:
+    """Facts about files that are read one after another."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, None] = {}  # how the columns of each file are read, in order
+        self._kinds: dict[str, str] = {}  # of values that may not be mixed, with the place of the first of each
+
+    def add_kind(self, kind: str, place: str) -> None:
+        """Check that all records have values of one kind."""
+        if self._kinds.setdefault(kind, place) == place and len(self._kinds) > 1:
+            (old, old_place), (new, new_place) = self._kinds.items()
+            raise CorpusError(f"records differ: {old_place} has {old}, but {new_place} has {new}; use only one of them")
+
+
 def read_records(
-    files: tuple[Path, ...], reading: Reading, kinds: dict[str, str] | None = None
+    files: tuple[Path, ...], reading: Reading, findings: Findings | None = None
 ) -> Iterator[tuple[int, Record | str]]:
     """Yield the line number of each record, and the record, or the reason why it is left out, such
     as "empty" if one of its texts is blank.
 
     Args:
         files: one file, or the two sides of pairs.
-        kinds: kinds of values that may not be mixed, with the location of the first of each; pass
-            one mapping for several files to compare them.
+        findings: facts about these and other files, to which new ones are added.
     """
     if len(files) == 2:
         yield from _read_pairs(*files, reading.encoding)
         return
-    (path,), ending = files, _ending(files[0], reading)
+    (path,), findings, ending = files, findings or Findings(), _ending(files[0], reading)
     columns = Columns(reading, ending)
-    converter = _Converter(reading, {} if kinds is None else kinds, columns)
-    rows: Iterator[tuple[int, dict[str, Any] | str]]
-    if ending in XML:
-        rows = read_units(path, reading.source or "", reading.target or "")
-    elif reading.task == "tagging" and ending in COLUMNS:
-        rows = iter(read_columns(path, ending, reading.encoding))
-    else:
-        rows = iter(read_rows(path, ending, reading.encoding, columns.name))
-    for number, fields in one_target_each(rows, reading.task in SIMILARITY_TASKS):
+    rows, separator = _read_rows(path, ending, reading, columns), BAR
+    if reading.multi_label:
+        start = list(islice(rows, NUM_FIRST_ROWS))
+        rows, separator = chain(start, rows), _separator_of_labels([row for _, row in start], columns)
+    is_first = True
+    for number, fields in rows:
         if isinstance(fields, str):
             yield number, fields
-        else:
-            yield number, _unless_blank(converter.record(fields, at(path, number)))
-
-
-def describe_columns(files: tuple[Path, ...], reading: Reading) -> list[str]:
-    """Return sentences about the columns that are read, for the user."""
-    if len(files) == 2 or reading.task == "tagging" or (ending := _ending(files[0], reading)) not in READERS:
-        return []
-    columns, used = Columns(reading, ending), [name for names in _choices(reading) for name in names]
-    for _, fields in islice(read_rows(files[0], ending, reading.encoding, columns.name), 1):
-        renamed = columns.rename(fields)
-        if reading.task in SIMILARITY_TASKS:
-            names = find_names(tuple(renamed))
-            used = [names.source, names.target, *names.negatives, *filter(None, [names.score])]
-    return columns.notes(files[0], used)
+            continue
+        place = at(path, number)
+        try:
+            kind, records = _records_of(fields, reading, columns, separator)
+        except ValueError as error:
+            raise CorpusError(f"{place}: {error}") from None
+        findings.add_kind(kind, place)
+        if is_first:
+            findings.notes |= dict.fromkeys(columns.notes(path.name))
+            is_first = False
+        for record in records:
+            yield number, _unless_blank(record)
 
 
 def _ending(path: Path, reading: Reading) -> str:
     """Return the ending of the format of a file; tables often have the ending .txt."""
     ending = ending_of(path)
-    if ending == TEXT and reading.task != "language-model":
-        return CSV if reading.task == "classification" else TSV
-    return ending
+    if ending != TEXT or reading.task == "language-model":
+        return ending
+    if reading.task == "classification":
+        _, first = next(read_texts(path, reading.encoding), (0, ""))
+        return FASTTEXT if first.startswith(LABEL_MARK) else CSV
+    return TSV
+
+
+def _read_rows(
+    path: Path, ending: str, reading: Reading, columns: Columns
+) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Yield the fields of each row, or the reason why it is left out."""
+    if ending in XML:
+        return read_units(path, reading.source or "", reading.target or "")
+    if reading.task == "tagging" and ending in COLUMNS:
+        return iter(read_columns(path, ending, reading.encoding))
+    rows = read_rows(path, ending, reading.encoding, columns.name)
+    if reading.task in PAIR_TASKS:
+        return ((number, by_language(fields)) for number, fields in rows)
+    return iter(rows)
+
+
+def by_language(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the texts of a row of a data set of Hugging Face by their languages, or other rows."""
+    pair = fields.get("translation")
+    return pair if isinstance(pair, dict) else fields
 
 
 def _read_pairs(first: Path, second: Path, encoding: str | None) -> Iterator[tuple[int, Record | str]]:
@@ -129,133 +164,73 @@ def _read_pairs(first: Path, second: Path, encoding: str | None) -> Iterator[tup
         raise CorpusError(f"{lines}: line N of one must belong to line N of the other")
 
 
-def _choices(reading: Reading) -> tuple[tuple[str, ...], ...]:
-    """Return the sets of fields that a record may have."""
-    return (("text", "labels"),) * reading.multi_label + (FIELDS[reading.task],)
-
-
 def _unless_blank(record: Record) -> Record | str:
     if isinstance(record, DialogueRecord) and not any(message.is_trained for message in record.messages):
         return "without a reply to learn"
     return record if all(text.strip() for text in texts_of(record)) else "empty"
 
 
-class _Converter:
-    """Converts the fields of rows to records. `_where` is the line of the row, for messages."""
+def _records_of(
+    fields: Mapping[str, Any], reading: Reading, columns: Columns, separator: str
+) -> tuple[str, Sequence[Record]]:
+    """Return the kind of a row, which may not be mixed with others, and its records. Raises
+    `ValueError` for fields that are none.
+    """
+    task = reading.task
+    if task == "language-model" and (form := form_of(fields)):
+        return " and ".join(form), [read_dialogue(fields, form)]
+    names = columns.find(fields)
+    if task == "tagging":
+        return "entities", [read_tagged(fields, names)]
+    if task in SIMILARITY_TASKS:
+        similar = read_similar(fields, names)
+        return "no score" if similar[0].score is None else "a score", similar
+    if task == "translation":
+        source, target = (check_text(fields[names[side]], names[side]) for side in PAIR)
+        return "a pair", [PairRecord(source, target)]
+    text = check_text(fields[names["text"]], names["text"])
+    if task == "language-model":
+        return "text", [TextRecord(text)]
+    value, name = fields[names["label"]], names["label"]
+    if reading.multi_label:
+        return "labels", [LabelledRecord(text, _labels(value, name, separator))]
+    if isinstance(value, list):
+        raise ValueError(f"{name} is a list; add --multi-label to train with several labels a text")
+    if not isinstance(value, str | int):
+        raise ValueError(f"{name} must be a string, an integer or a boolean, got {kind_of(value)}")
+    label = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{kind_of(value)} as label", [LabelledRecord(text, (check_label(label, name),))]
 
-    def __init__(self, reading: Reading, kinds: dict[str, str], columns: Columns) -> None:
-        self._reading, self._task, self._multi_label, self._kinds = reading, reading.task, reading.multi_label, kinds
-        self._columns = columns
-        self._names: tuple[str, ...] | None = None  # fields that the last rows had, which are checked
-        self._where = ""
-        self._dialogues = DialogueReader(self._fail, self._text)
-        self._tagged = TaggedReader(self._fail, self._text, self._label)
 
-    def record(self, fields: Mapping[str, Any], where: str) -> Record:
-        """Return the record of a row. Raises `CorpusError` for fields that are none."""
-        self._where = where
+def _labels(value: Any, name: str, separator: str) -> tuple[str, ...]:
+    """Return labels from a list or its text, in the form of JSON, Python or NumPy, or from a text
+    with separators.
+    """
+    if isinstance(value, str) and value.strip().startswith("["):
         try:
-            fields = self._columns.rename(fields)
-        except ValueError as error:
-            self._fail(str(error))
-        if self._task in SIMILARITY_TASKS:
-            return self._similar_texts(fields)
-        if self._task == "tagging":
-            return self._tagged.record(fields)
-        if self._task == "language-model":
-            form = self._dialogues.form_of(fields)
-            self._check_kind("fields", form or "text")
-            if form is not None:
-                return self._dialogues.record(form, fields)
-        self._check_names(fields)
-        if self._task in PAIR_TASKS:
-            return PairRecord(self._text(fields["source"], "source"), self._text(fields["target"], "target"))
-        text = self._text(fields["text"], "text")
-        return LabelledRecord(text, self._labels(fields)) if self._task == "classification" else TextRecord(text)
-
-    def _fail(self, problem: str) -> NoReturn:
-        raise CorpusError(f"{self._where}: {problem}")
-
-    def _check_names(self, fields: Mapping[str, Any]) -> None:
-        """Check that the fields have those of one choice; others are ignored."""
-        if tuple(fields) == self._names:
-            return
-        choices = _choices(self._reading)
-        fitting = [names for names in choices if fields.keys() >= {*names}]
-        if len(fitting) == 1:
-            self._names = tuple(fields)
-            return
-        expected = " or ".join(" and ".join(names) for names in choices)
-        if fitting:
-            self._fail(f"too many fields; the fields are {expected}")
-        if self._task == "classification" and {"text", "labels"} <= fields.keys():
-            self._fail(f"the fields are {expected}, but there is 'labels'; add --multi-label to train with several")
-        name = next(name for name in choices[-1] if name not in fields)
-        self._fail(f"missing field {name!r}; the fields are {expected}, but {self._columns.missing()}")
-
-    def _similar_texts(self, fields: Mapping[str, Any]) -> PairRecord:
-        try:
-            names = find_names(tuple(fields))
-            score = read_score(fields[names.score], names.score) if names.score else None
-        except ValueError as error:
-            self._fail(str(error))
-        self._check_kind("fields", "no score" if score is None else "a score")
-        source, target = (self._text(fields[name], name) for name in (names.source, names.target))
-        negatives = (self._text(text, name) for text, name in negatives_of(fields, names))
-        return PairRecord(source, target, tuple(text for text in negatives if text.strip()), score)
-
-    def _text(self, value: Any, name: str) -> str:
-        if not isinstance(value, str):
-            self._fail(f"{name} must be a string, got {kind_of(value)}")
-        if "\0" in value:
-            self._fail(f"{name} has a NUL character; remove it")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            self._fail(f"{name} has the unpaired surrogate \\u{ord(value[error.start]):04x}; replace or remove it")
-        return value
-
-    def _labels(self, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        name = "labels" if "labels" in fields else "label"
-        value = fields[name]
-        if self._multi_label:
-            if isinstance(value, str) and value.strip().startswith("["):
-                value = self._listed(value.strip(), name)
-            elif isinstance(value, str):
-                value = [label for label in value.split(SEPARATOR) if label.strip()]
-            if not isinstance(value, list):
-                self._fail(f"{name} must be a list of strings, got {kind_of(value)}")
-            return tuple(dict.fromkeys(self._label(label, name) for label in value))
-        if isinstance(value, list):
-            self._fail(f"{name} is a list; add --multi-label to train with several labels a text")
-        if not isinstance(value, str | int):
-            self._fail(f"{name} must be a string, an integer or a boolean, got {kind_of(value)}")
-        self._check_kind("label types", kind_of(value))
-        return (self._label(str(value).lower() if isinstance(value, bool) else str(value), name),)
-
-    def _listed(self, value: str, name: str) -> Any:
-        """Return a list in the form of JSON, Python or NumPy, as pandas writes it to cells."""
-        try:
-            return literal_eval(_NUMPY_SPACE.sub(", ", value))
+            value = literal_eval(_NUMPY_SPACE.sub(", ", value.strip()))
         except (ValueError, SyntaxError, RecursionError, MemoryError):
-            self._fail(f"{name} must be a list such as ['one', 'two'] if it begins with [; or separate labels by |")
+            raise ValueError(
+                f"{name} must be a list such as ['one', 'two'] if it begins with [; or separate labels by {BAR}"
+            ) from None
+    elif isinstance(value, str):
+        value = [label for label in value.split(separator) if label.strip()]
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list of strings, got {kind_of(value)}")
+    return tuple(dict.fromkeys(check_label(label, name) for label in value))
 
-    def _label(self, value: Any, name: str) -> str:
-        label = self._text(value, name).strip()
-        if not label:
-            self._fail(f"{name} is blank; add a name in each row (merged cells have it only in their first row)")
-        if len(label) > MAX_LABEL_CHARACTERS:
-            self._fail(
-                f"{name} must have at most {MAX_LABEL_CHARACTERS} characters, got {len(label)}; check that text and "
-                "label are not swapped"
-            )
-        return label
 
-    def _check_kind(self, name: str, kind: str) -> None:
-        """Check that all records have values of one kind."""
-        if kind in self._kinds:
-            return
-        self._kinds[kind] = self._where
-        if len(self._kinds) > 1:
-            (old, old_where), (new, new_where) = self._kinds.items()
-            raise CorpusError(f"{name} differ: {old_where} has {old}, but {new_where} has {new}; use only one of them")
+def _separator_of_labels(rows: Sequence[Mapping[str, Any] | str], columns: Columns) -> str:
+    """Return the character between the labels of cells: a bar, or a comma if no cell has bars or a
+    list, and at least half of the names between commas are in different cells. So a file in which
+    names of labels have commas is not divided there.
+    """
+    try:
+        cells = {row[columns.find(row)["label"]] for row in rows if isinstance(row, dict)}
+    except (ValueError, TypeError):  # an error of a record, or lists
+        return BAR
+    parts = Counter(part.strip() for cell in cells for part in {*str(cell).split(COMMA)})
+    divided = {part.strip() for cell in cells if COMMA in str(cell) for part in str(cell).split(COMMA)}
+    if not divided or any(character in str(cell) for cell in cells for character in (BAR, "[")):
+        return BAR
+    return COMMA if 2 * sum(parts[part] > 1 for part in divided) >= len(divided) else BAR

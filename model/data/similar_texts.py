@@ -1,38 +1,23 @@
-"""Texts that belong together, for embeddings and rerankers: the names of their fields, and their
-examples.
+"""Texts that belong together, for embeddings and rerankers: their records and their examples.
 
 A record has two texts and either texts that are worse than the second one (negatives) or a score.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, pairwise
 from random import Random
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from sightline.model.data.columns import key_of
 from sightline.model.data.examples import Example
+from sightline.model.data.files import check_text
 from sightline.model.data.records import PairRecord, texts_of
 from sightline.model.data.tokenizer_training import encode_lines
 
-# Names of fields in lower case, without spaces and signs.
-SOURCES = ("source", "anchor", "query", "question", "sentence1", "text1", "question1", "sentencea", "texta", "premise")
-TARGETS = (
-    *("target", "positive", "pos", "document", "doc", "passage", "answer", "response", "sentence2", "text2"),
-    *("question2", "sentenceb", "textb", "hypothesis"),
-)  # fmt: skip
-SCORES = ("score", "label", "labels", "similarity", "similarityscore", "relevance", "relevancescore",
-          "relatednessscore", "isduplicate")  # fmt: skip
-_NEGATIVE = re.compile(r"(hard)?neg(ative)?s?\d*")
-_NAMES = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}  # of scores
-_EXPECTED = (
-    "the fields are two texts, such as anchor and positive, query and document, or sentence1 and sentence2, and "
-    "optionally texts that are worse than the second one (negative, or negative_1, negative_2, ...) or a score"
-)
+_NUMBERS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}  # of scores
 
 # The second list of an example has the token ids of the target, those of each negative after a
 # mark, and a larger mark for the score. No vocabulary is so large.
@@ -45,72 +30,30 @@ NUM_DOCUMENTS = 5  # of a query, the right one included
 PART = 100
 
 
-@dataclass(frozen=True)
-class Names:
-    """Names of the fields of a record."""
-
-    source: str
-    target: str
-    negatives: tuple[str, ...] = ()
-    score: str | None = None
-
-
-@lru_cache
-def find_names(fields: tuple[str, ...]) -> Names:
-    """Return the names of the fields of a record; others are ignored. Raises `ValueError` if they
-    are missing or not clear.
+def read_similar(fields: Mapping[str, Any], names: Mapping[str, str]) -> list[PairRecord]:
+    """Return the records of a row, one for each target of a list. Names other than source, target
+    and score are those of negatives. Raises `ValueError` for values of another type.
     """
-    by_key: dict[str, list[str]] = {}
-    for name in fields:
-        by_key.setdefault(re.sub(r"[^a-z0-9]", "", name.casefold()), []).append(name)
-    source, target = _one_of(SOURCES, by_key, "source"), _one_of(TARGETS, by_key, "target")
-    negatives = tuple(name for key, names in by_key.items() if _NEGATIVE.fullmatch(key) for name in names)
-    score = next((by_key[key][0] for key in SCORES if key in by_key), None)
-    if score is not None and not negatives and "premise" in by_key:
+    source, target, score = names["source"], names["target"], names.get("score")
+    if score is not None and key_of(source) == "premise":
         raise ValueError(
             f"{score[:40]!r} names a relation of premise and hypothesis, which is no score; write triplets with the "
             "premise as anchor, an entailment as positive and a contradiction as negative"
         )
-    return Names(source, target, negatives, None if negatives else score)
-
-
-def _one_of(known: Sequence[str], by_key: Mapping[str, Sequence[str]], side: str) -> str:
-    """Return the name of a side: its own one, or else the only one that is known."""
-    found = [name for key in known for name in by_key.get(key, ())]
-    if found and (len(found) == 1 or found[0].casefold() == side):
-        return found[0]
-    names = [name[:40] for names in by_key.values() for name in names]
-    there_are = f"there are {', '.join(map(repr, names[:12]))}{f' and {len(names) - 12} more' if names[12:] else ''}"
-    if found:
-        raise ValueError(f"{' and '.join(map(repr, found))} may be the {side}; remove or rename one; {there_are}")
-    raise ValueError(f"no field for the {side}; {_EXPECTED}, but {there_are}; rename one to {side}")
-
-
-def negatives_of(fields: Mapping[str, Any], names: Names) -> list[tuple[Any, str]]:
-    """Return the negatives of a record, each a text or several, with the names of their fields."""
-    values = ((fields[name], name) for name in names.negatives)
-    return [
-        (text, name)
-        for value, name in values
-        for text in (value if isinstance(value, list) else [] if value is None else [value])
+    negatives = [
+        check_text(text, name)
+        for field, name in names.items()
+        if field not in ("source", "target", "score")
+        for text in _listed(fields[name])
     ]
+    texts = check_text(fields[source], source), tuple(text for text in negatives if text.strip())
+    number = None if score is None else read_score(fields[score], score)
+    targets = _listed(fields[target]) or [""]
+    return [PairRecord(texts[0], check_text(text, target), texts[1], number) for text in targets]
 
 
-def one_target_each(
-    rows: Iterable[tuple[int, dict[str, Any] | str]], is_similar: bool
-) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield rows of similar texts, one for each target of a row with a list of them."""
-    for number, fields in rows:
-        if isinstance(fields, str):
-            yield number, fields
-            continue
-        lists = {name: value for name, value in fields.items() if isinstance(value, list)} if is_similar else {}
-        try:
-            target = find_names(tuple(fields)).target if lists else ""
-        except ValueError:  # an error of the record
-            target = ""
-        for text in lists.get(target, [None]) or [""]:
-            yield number, fields | {target: text} if target in lists else fields
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def read_score(value: Any, name: str) -> float:
@@ -119,7 +62,7 @@ def read_score(value: Any, name: str) -> float:
     if isinstance(value, str):
         text = value.strip().lower()
         try:
-            number = _NAMES[text] if text in _NAMES else float(text.replace(",", "."))
+            number = _NUMBERS[text] if text in _NUMBERS else float(text.replace(",", "."))
         except ValueError:
             number = None
     if not isinstance(number, int | float) or not math.isfinite(number):

@@ -9,13 +9,23 @@ them, that of conlleval, see `entities_of_tags`.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from sightline.model.data.files import CSV, NUM_FIRST_ROWS, TABLES, CorpusError, Row, at, kind_of, read_texts
+from sightline.model.data.files import (
+    CSV,
+    NUM_FIRST_ROWS,
+    TABLES,
+    CorpusError,
+    Row,
+    at,
+    check_label,
+    check_text,
+    kind_of,
+    read_texts,
+)
 from sightline.model.data.records import Entity, TaggedRecord
 
 COLUMNS = (".conll", ".bio", ".iob", ".iob2", ".bioes", ".tsv", CSV, ".txt")
@@ -29,8 +39,6 @@ _HEADER = frozenset({"tag", "tags", "label", "labels", "ner", "ner_tag", "ner_ta
 _OUTSIDES = ("O", "_", "-", "")
 _START, _STOP = ("start", "start_offset", "begin"), ("end", "end_offset", "stop")
 _LABEL = ("label", "labels", "type", "entity_group", "entity", "tag")
-_WORDS, _TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels", "ner", "label")
-_SPANS = ("entities", "spans", "label", "labels")
 # Punctuation that has no space before or after it in the texts that a served model gets, and
 # characters of scripts without spaces.
 _CLOSING = re.compile(r"[.,;:!?%)\]}…]+|['’](s|S|re|ve|ll|d|m|t)|n['’]t")
@@ -60,10 +68,10 @@ def read_columns(path: Path, ending: str, encoding: str | None = None) -> Iterat
     found = {cells[tag] for cells in table} - set(_OUTSIDES)
     has_prefixes = any(map(_is_tag, found)) or not found  # without prefixes, each tag is a label
     first, group, words, tags = 1, "", list[str](), list[str]()
-    for number, cells in chain(start, rows):
+    for number, cells in chain(start, rows, [(0, [""])]):
         is_break = not any(cells) or cells[0] == "-DOCSTART-"
         if words and (is_break or (is_grouped and cells[0] not in ("", group))):
-            yield first, {"tokens": words, "tags": tags}
+            yield first, {"tokens": words, "ner_tags": tags}
             words, tags = [], []
         if is_break or cells is header:
             continue
@@ -81,8 +89,6 @@ def read_columns(path: Path, ending: str, encoding: str | None = None) -> Iterat
                 f"{at(path, number)}: {problem}; each line needs a word and its tag, separated by a "
                 f"{'comma' if is_csv else 'space or a tab'}, and sentences a blank line between them"
             )
-    if words:
-        yield first, {"tokens": words, "tags": tags}
 
 
 def _cells(line: str) -> list[str]:
@@ -148,64 +154,55 @@ def tagged(text: str, entities: Sequence[Entity]) -> TaggedRecord:
     return TaggedRecord(text, tuple(sorted(kept, key=lambda entity: entity.start)), tuple(notes))
 
 
-@dataclass(frozen=True)
-class TaggedReader:
-    """Reads rows as texts with entities."""
+def read_tagged(fields: Mapping[str, Any], names: Mapping[str, str]) -> TaggedRecord:
+    """Return the text and the entities of a row: words and their tags, or spans of a text. Raises
+    `ValueError` for values of another form.
+    """
+    words, tags = (fields.get(names.get(field, "")) for field in ("tokens", "ner_tags"))
+    if isinstance(words, list) and tags is not None and not any(isinstance(word, dict) for word in words):
+        return _of_words(words, tags, names["ner_tags"])
+    if not names.keys() >= {"text", "entities"}:
+        if {"data", "annotations"} <= fields.keys():
+            raise ValueError("this is an export of Label Studio in JSON; export it as CONLL2003 or JSON_MIN instead")
+        raise ValueError(
+            f"expected a text and its entities, got {', '.join(name[:40] for name in list(fields)[:8]) or 'no field'}; "
+            'a text needs "text" and "entities", a list of [start, end, label], or "tokens" and "ner_tags", a list of '
+            "words and one of their tags"
+        )
+    text, name = check_text(fields[names["text"]], names["text"]), names["entities"]
+    if not isinstance(spans := fields[name], list):
+        raise ValueError(f"{name} must be a list of [start, end, label], got {kind_of(spans)}")
+    return tagged(text, [_entity(text, span, f"{name}[{index}]") for index, span in enumerate(spans)])
 
-    _fail: Callable[[str], NoReturn]  # raises the error of a row
-    _text: Callable[[Any, str], str]  # checks the value of a named field
-    _label: Callable[[Any, str], str]
 
-    def record(self, fields: Mapping[str, Any]) -> TaggedRecord:
-        """Return the text and the entities of a row."""
-        words, tags, spans = (next(filter(fields.__contains__, names), "") for names in (_WORDS, _TAGS, _SPANS))
-        if words and tags and isinstance(fields[words], list) and not any(isinstance(w, dict) for w in fields[words]):
-            return self._of_words(fields[words], fields[tags], words, tags)
-        if "text" not in fields or not spans:
-            if "data" in fields and "annotations" in fields:
-                self._fail("this is an export of Label Studio in JSON; export it as CONLL2003 or JSON_MIN instead")
-            names = ", ".join(name[:40] for name in list(fields)[:8]) or "no field"
-            self._fail(
-                f'expected a text and its entities, got {names}; a text needs "text" and "entities", a list of [start, '
-                'end, label], or "tokens" and "ner_tags", a list of words and one of their tags'
-            )
-        text, found = self._text(fields["text"], "text"), fields[spans]
-        if not isinstance(found, list):
-            self._fail(f"{spans} must be a list of [start, end, label], got {kind_of(found)}")
-        return tagged(text, [self._entity(text, span, f"{spans}[{index}]") for index, span in enumerate(found)])
+def _of_words(words: list[Any], tags: Any, name: str) -> TaggedRecord:
+    if not isinstance(tags, list) or len(tags) != len(words):
+        got = f"{len(tags)} of {len(words)}" if isinstance(tags, list) else kind_of(tags)
+        raise ValueError(f"{name} must be a list with a tag for each word, got {got}")
+    if any(isinstance(tag, int) for tag in tags):
+        raise ValueError(
+            f"{name} has numbers instead of tags such as B-PER; replace each by its name, which "
+            f"dataset.features[{name!r}].feature.names of the library datasets has"
+        )
+    text, ranges = join_words([check_text(word, "a word") for word in words])
+    found = entities_of_tags([check_text(tag, name) for tag in tags])
+    return tagged(text, [Entity(ranges[a][0], ranges[b - 1][1], check_label(label, name)) for a, b, label in found])
 
-    def _of_words(self, words: Any, tags: Any, words_name: str, tags_name: str) -> TaggedRecord:
-        if not isinstance(tags, list) or len(tags) != len(words):
-            got = f"{len(tags)} of {len(words)}" if isinstance(tags, list) else kind_of(tags)
-            self._fail(f"{tags_name} must be a list with a tag for each of {words_name}, got {got}")
-        if any(isinstance(tag, int) for tag in tags):
-            self._fail(
-                f"{tags_name} has numbers instead of tags such as B-PER; replace each by its name, which "
-                f"dataset.features[{tags_name!r}].feature.names of the library datasets has"
-            )
-        text, ranges = join_words([self._text(word, words_name) for word in words])
-        found = entities_of_tags([self._text(tag, tags_name) for tag in tags])
-        entities = [Entity(ranges[a][0], ranges[b - 1][1], self._label(label, tags_name)) for a, b, label in found]
-        return tagged(text, entities)
 
-    def _entity(self, text: str, span: Any, name: str) -> Entity:
-        stated = span.get("text") if isinstance(span, dict) else None
-        if isinstance(span, dict):
-            span = [span.get(next(filter(span.__contains__, names), "")) for names in (_START, _STOP, _LABEL)]
-        if not isinstance(span, list) or len(span) < 3:
-            self._fail(f'{name} must be [start, end, label] or {{"start": 0, "end": 5, "label": "PER"}}')
-        start, end, label = span[:3]
-        if type(start) is not int or type(end) is not int:
-            self._fail(f"start and end of {name} must be integers, got {kind_of(start)} and {kind_of(end)}")
-        if not 0 <= start < end <= len(text):
-            self._fail(
-                f"{name} goes from {start} to {end}, but the text has {len(text)} characters; start and end count "
-                "characters from 0, and the end is that after the last character of the entity"
-            )
-        if isinstance(stated, str) and stated.split() != text[start:end].split():
-            self._fail(
-                f"{name} is {stated[:40]!r}, but the text has {text[start:end][:40]!r} from {start} to {end}; start "
-                "and end count characters, not bytes"
-            )
-        label = label[0] if isinstance(label, list) and len(label) == 1 else label
-        return Entity(start, end, self._label(label, f"the label of {name}"))
+def _entity(text: str, span: Any, name: str) -> Entity:
+    stated = span.get("text") if isinstance(span, dict) else None
+    if isinstance(span, dict):
+        span = [span.get(next(filter(span.__contains__, names), "")) for names in (_START, _STOP, _LABEL)]
+    if not isinstance(span, list) or len(span) < 3:
+        raise ValueError(f'{name} must be [start, end, label] or {{"start": 0, "end": 5, "label": "PER"}}')
+    start, end, label = span[:3]
+    counted = "start and end count characters from 0, and the end is that after the last character of the entity"
+    if type(start) is not int or type(end) is not int:
+        raise ValueError(f"start and end of {name} must be integers, got {kind_of(start)} and {kind_of(end)}")
+    if not 0 <= start < end <= len(text):
+        raise ValueError(f"{name} goes from {start} to {end}, but the text has {len(text)} characters; {counted}")
+    if isinstance(stated, str) and stated.split() != text[start:end].split():
+        there = f"the text has {text[start:end][:40]!r} from {start} to {end}"
+        raise ValueError(f"{name} is {stated[:40]!r}, but {there}; {counted}")
+    label = label[0] if isinstance(label, list) and len(label) == 1 else label
+    return Entity(start, end, check_label(label, f"the label of {name}"))

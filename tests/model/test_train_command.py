@@ -438,7 +438,7 @@ def test_other_impossible_runs_are_errors_of_one_line(
     assert "missing file or folder" in refused("language-model", str(tmp_path / "none"), "--run", new)
     assert "no write access to /proc" in refused("language-model", chat, "--run", "/proc/run")
     several = write(tmp_path / "several.tsv", "text\tlabels", "some words\ta|b")
-    assert "there is 'labels'; add --multi-label" in refused("classification", str(several), "--run", new)
+    assert "; add --multi-label to train with several" in refused("classification", str(several), "--run", new)
     table = write(tmp_path / "table.csv", "text,lable", "some words,a")
     assert f"{table}, line 2: missing field 'label'" in refused("classification", str(table), "--run", new)
     assert main(["train", "encoder", str(data / "translation"), "--run", str(runs / "encoder")]) == 2

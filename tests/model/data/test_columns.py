@@ -8,7 +8,7 @@ import pytest
 
 from sightline.model.data.corpus import open_corpus
 from sightline.model.data.files import CorpusError
-from sightline.model.data.formats import Reading, describe_columns, read_records
+from sightline.model.data.formats import Findings, Reading, read_records
 from sightline.model.data.records import LabelledRecord, PairRecord, Record, TextRecord
 from tests.support.tables import read_table
 
@@ -24,23 +24,23 @@ def values(record: Record | str) -> list[str]:
     return [record.text]
 
 
-def read(path: Path, reading: Reading) -> list[list[str]]:
-    return [values(record) for _, record in read_records((path,), reading)]
+def read(path: Path, reading: Reading, findings: Findings | None = None) -> list[list[str]]:
+    return [values(record) for _, record in read_records((path,), reading, findings)]
 
 
 @pytest.mark.parametrize(("name", "content", "options", "records", "message"), read_table(__file__))
 def test_columns_of_files_become_fields(
     tmp_path: Path, name: str, content: str, options: dict[str, Any], records: list[list[str]] | None, message: str
 ) -> None:
-    path, reading = tmp_path / name, Reading(**{"task": "classification", **options})
+    path, reading, findings = tmp_path / name, Reading(**{"task": "classification", **options}), Findings()
     path.write_bytes(content.encode())
     if records is None:
         with pytest.raises(CorpusError) as caught:
             read(path, reading)
         assert str(caught.value).removeprefix(str(path)).lstrip(",: ") == message
         return
-    assert read(path, reading) == records
-    assert describe_columns((path,), reading) == ([f"{name}: {message}"] if message else [])
+    assert read(path, reading, findings) == records
+    assert list(findings.notes) == ([f"{name}: {message}"] if message else [])
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def write_workbook(path: Path, *sheets: list[list[object]]) -> None:
 
 
 def test_the_first_sheet_with_cells_of_a_workbook_is_a_table(tmp_path: Path) -> None:
-    path = tmp_path / "a.xlsx"
+    path, findings = tmp_path / "a.xlsx", Findings()
     write_workbook(path, [], [["Text", "label", "id"], ["Hi & <you>", 1, 0.5], ["Ho", 2, True]], [["other"]])
-    assert read(path, Reading("classification")) == [["Hi & <you>", "1"], ["Ho", "2"]]
-    assert describe_columns((path,), Reading("classification")) == ["a.xlsx: ignored: 'id'"]
+    assert read(path, Reading("classification"), findings) == [["Hi & <you>", "1"], ["Ho", "2"]]
+    assert list(findings.notes) == ["a.xlsx: ignored: 'id'"]
     write_workbook(path, [["How to use this file"]], [["text", "label"], ["Hi", " "]])
     with pytest.raises(CorpusError, match=r"a\.xlsx, line 2: label is blank"):
         read(path, Reading("classification"))

@@ -59,7 +59,7 @@ def test_forms_of_a_file_cannot_be_mixed(tmp_path: Path) -> None:
         with pytest.raises(CorpusError) as caught:
             read(path, first, {"messages": messages})
         assert str(caught.value) == (
-            f"fields differ: {path}, line 1 has {second}, but {path}, line 2 has messages; use only one of them"
+            f"records differ: {path}, line 1 has {second}, but {path}, line 2 has messages; use only one of them"
         )
 
 

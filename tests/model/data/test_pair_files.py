@@ -68,12 +68,12 @@ def test_xml_has_its_own_encoding(tmp_path: Path, encoding: str) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ('<!DOCTYPE tmx [\n<!ENTITY a "b">]><tmx/>', ", line 2: the file declares an entity; remove the declaration"),
+        ('<!DOCTYPE tmx [\n<!ENTITY a "b">]><tmx/>', ", line 2: the file declares an entity; remove it"),
         (
             "<tmx>\n<tu></tmx>",
-            ", line 2, column 7: XML error: mismatched tag; correct the line, or export the file again",
+            ", line 2, column 11: XML error: Opening and ending tag mismatch: tu line 2 and tmx; correct the line, or",
         ),
-        ("no XML", ", line 1, column 1: XML error: syntax error; correct the line, or export the file again"),
+        ("no XML", ", line 1, column 1: XML error: Start tag expected, '<' not found; correct the line, or export"),
         (TMX.replace("de-DE", "fr"), " has no unit with texts in en and de, but texts in en-US (30), fr (30); name"),
     ],
 )

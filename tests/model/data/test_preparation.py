@@ -209,8 +209,8 @@ def test_fewer_than_two_labels_are_an_error(
 def test_types_of_labels_are_compared_between_splits(tmp_path: Path) -> None:
     corpus = write_labelled(tmp_path, {"train": [("a", "1"), ("b", "0")], "dev": [("c", 1)]})
     assert error_of(corpus) == (
-        f"label types differ: {tmp_path}/train.jsonl, line 1 has a string, but {tmp_path}/dev.jsonl, line 1 has an "
-        "integer; use only one of them"
+        f"records differ: {tmp_path}/train.jsonl, line 1 has a string as label, but {tmp_path}/dev.jsonl, line 1 "
+        "has an integer as label; use only one of them"
     )
 
 

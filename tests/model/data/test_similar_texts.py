@@ -53,14 +53,14 @@ def test_fields_that_users_have(fields: dict[str, Any], expected: list[PairRecor
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([{"query": "a", "text": "b"}], "no field for the target; the fields are two texts, such as anchor and"),
-        ([{"query": "a", "text": "b"}], "but there are 'query', 'text'; rename one to target"),
-        ([{"anchor": "a", "query": "b", "positive": "c"}], "'anchor' and 'query' may be the source; remove or rename"),
+        ([{"query": "a", "text": "b"}], "missing field 'target'; the fields are source and target, such as anchor and"),
+        ([{"query": "a", "text": "b"}], "but there are 'query', 'text'; name the right ones with --target FIELD"),
+        ([{"anchor": "a", "query": "b", "positive": "c"}], "'anchor' and 'query' may be the source; the fields"),
         ([{"premise": "a", "hypothesis": "b", "label": 2}], "'label' names a relation of premise and hypothesis"),
         ([{"text1": "a", "text2": "b", "label": "good"}], "label must be a number that is larger for texts that fit"),
         ([{"text1": "a", "text2": 5}], "text2 must be a string, got an integer"),
         ([{"query": "a", "positive": "b", "negative": ["c", 1]}], "negative must be a string, got an integer"),
-        ([{"text1": "a", "text2": "b", "score": 1}, {"text1": "a", "text2": "b"}], "fields differ: "),
+        ([{"text1": "a", "text2": "b", "score": 1}, {"text1": "a", "text2": "b"}], "records differ: "),
         (
             [{"text1": f"{n}", "text2": "b", "score": 1} for n in range(9)],
             "all scores of a.jsonl are 1; add texts with",

@@ -140,7 +140,7 @@ WRONG = {
         ('{"text": "a", "label": "X"}', "label must be a list of .start, end, label., got a string"),
         ('{"text": "a"}', 'expected a text and its entities, got text; a text needs "text" and "entities"'),
         ('{"tokens": ["a"], "ner_tags": [1]}', "ner_tags has numbers instead of tags such as B-PER"),
-        ('{"tokens": ["a"], "ner_tags": []}', "ner_tags must be a list with a tag for each of tokens, got 0 of 1"),
+        ('{"tokens": ["a"], "ner_tags": []}', "ner_tags must be a list with a tag for each word, got 0 of 1"),
         ('{"text": "ab", "spans": [{"start": 0, "end": 1, "label": "X", "text": "b"}]}', "is 'b', but the text has"),
         ('{"id": 1, "data": {"text": "a"}, "annotations": []}', "export of Label Studio in JSON; export it"),
     ],
