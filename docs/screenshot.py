@@ -1,4 +1,4 @@
-"""Take the screenshot of the attention page that the README shows: `docs/images/page.png`.
+"""Take pictures of the page for the README and the guides, in `docs/images`.
 
 Run as `python -m docs.screenshot`. It serves the shipped bundles and needs Chromium and the extra
 `browser`.
@@ -7,11 +7,10 @@ Run as `python -m docs.screenshot`. It serves the shipped bundles and needs Chro
 import contextlib
 import shutil
 from pathlib import Path
-from typing import Any
 
 from lab.bench.server import serving
 
-OUT = Path("docs/images/page.png")
+FOLDER = Path("docs/images")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Chromium runs as root in containers, and must not contact its maker.
 FLAGS = [
@@ -26,14 +25,6 @@ def find_browser() -> str | None:
     return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
-def take(page: Any, url: str, out: Path) -> None:
-    """Open the page, point at a word of the translation, and write a picture of it."""
-    page.goto(url)
-    page.locator(".navigator canvas").nth(15).wait_for(state="attached")
-    page.locator(".alignment .token", has_text="Strand").hover()
-    page.screenshot(path=str(out), full_page=True)
-
-
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
@@ -43,7 +34,15 @@ def main() -> None:
         contextlib.closing(playwright.chromium.launch(executable_path=find_browser(), args=FLAGS)) as browser,
     ):
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
-        take(page, server.url, OUT)
+        page.goto(server.url)
+        page.get_by_label("Text to translate").fill("Two girls are playing with a small brown dog on the beach.")
+        page.get_by_role("button", name="Strand").hover()
+        page.locator(".partner").wait_for(state="attached")
+        page.locator("body").screenshot(path=FOLDER / "translator.png")
+        page.get_by_role("link", name="Look inside").click()
+        page.locator(".navigator canvas").nth(15).wait_for(state="attached")
+        page.locator(".alignment .token", has_text="Strand").hover()
+        page.screenshot(path=FOLDER / "page.png", full_page=True)
 
 
 if __name__ == "__main__":

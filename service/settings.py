@@ -144,7 +144,7 @@ class Settings(Options):
     comma-separated, such as https://example.org; `*` allows any origin, and `null` pages from
     files to call it."""
     page: bool = True
-    """Serve the page that shows attention at / to browsers; without it, only the API is served."""
+    """Serve the page at / to browsers; without it, only the API is served."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads for each graph, at most the container's CPU quota or the number of cores; with 0,
     each of several workers uses one, or more while the others are idle, and large models are

@@ -3,9 +3,13 @@
 A format turns each of its paragraphs into a `MarkedText`, and writes the `TranslatedText` back.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+SPACE = re.compile(r"[ \t\r\n\f]+")  # what browsers and office programs show as one space
+Node = str | tuple[int, list[Any]]  # a text, or the index of a mark with the nodes inside of it
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,6 @@ class Mark:
     # `around`: the text inside is translated, and the mark follows its words. `keep`: the text
     # inside is copied, and takes the place of its translation.
     kind: Literal["around", "keep"] = "around"
-    may_split: bool = False  # True if a scattered translation may have the mark several times
     parent: int | None = None  # index of the mark that this one is inside of; an earlier one
 
 
@@ -46,15 +49,83 @@ class PlacedMark:
 
 @dataclass(frozen=True)
 class TranslatedText:
-    """A translation with the marks of its source.
+    """A translation with the marks of its source, each of which occurs once.
 
-    Each mark of the source occurs once, or several times if it may be split. Marks are well-nested:
-    each is inside of its parent, and those of one parent do not overlap. They are sorted, so that a
-    mark precedes those after it and those inside of it.
+    Marks are well-nested: each is inside of its parent, and those of one parent do not overlap.
+    They are sorted, so that a mark precedes those after it and those inside of it.
     """
 
     text: str
     marks: Sequence[PlacedMark] = ()
+    sentences: Sequence[tuple[int, int, int, int]] = ()  # start and end in the source, start and end here
+
+
+Writer = Callable[[TranslatedText], None]
+
+
+class Texts:
+    """The texts of a document, each with a function that writes its translation."""
+
+    def __init__(self) -> None:
+        self.texts: list[MarkedText] = []
+        self.things: list[Sequence[Any]] = []  # what the marks of each text stand for
+        self._writers: list[Writer] = []
+
+    def add(self, text: MarkedText, writer: Writer, things: Sequence[Any] = ()) -> None:
+        self.texts.append(text)
+        self.things.append(things)
+        self._writers.append(writer)
+
+    def apply(self, translations: Sequence[TranslatedText]) -> None:
+        for writer, translation in zip(self._writers, translations, strict=True):
+            writer(translation)
+
+
+class TextBuilder:
+    """Builds a text with marks, and keeps what each mark stands for."""
+
+    def __init__(self, *, collapses: bool = False) -> None:
+        """Begin a text, in which whitespace is one space if it `collapses`."""
+        self._collapses = collapses
+        self._text = ""
+        self._marks: list[Mark] = []
+        self._open: list[int] = []
+        self.things: list[Any] = []
+
+    def add(self, text: str) -> None:
+        if self._collapses:
+            text = SPACE.sub(" ", text)
+            last = len(self._marks) - 1
+            is_after_point = last >= 0 and last not in self._open and self._marks[last].start == len(self._text)
+            if not self._text or (self._text[-1].isspace() and not is_after_point):
+                text = text.removeprefix(" ")
+        self._text += text
+
+    def open(self, thing: Any) -> None:
+        """Begin a mark around what is added until `close`."""
+        self._mark(thing, "")
+        self._open.append(len(self._marks) - 1)
+
+    def close(self) -> None:
+        index = self._open.pop()
+        self._marks[index] = replace(self._marks[index], end=len(self._text))
+
+    def point(self, thing: Any, text: str = "") -> None:
+        """Add a mark whose text, if any, is copied."""
+        self._mark(thing, text)
+
+    def _mark(self, thing: Any, text: str) -> None:
+        start = len(self._text)
+        self._text += text
+        parent = self._open[-1] if self._open else None
+        self._marks.append(Mark(start, len(self._text), "keep" if text else "around", parent))
+        self.things.append(thing)
+
+    def finish(self) -> MarkedText:
+        """Return the text; one that collapses has no space at its end."""
+        text = self._text.rstrip(" ") if self._collapses else self._text
+        marks = [replace(mark, start=min(mark.start, len(text)), end=min(mark.end, len(text))) for mark in self._marks]
+        return MarkedText(text, marks)
 
 
 def unchanged(text: MarkedText) -> TranslatedText:
@@ -82,3 +153,28 @@ def chained(first: TranslatedText, second: TranslatedText) -> TranslatedText:
         for before in [first.marks[mark.index]]
     ]
     return TranslatedText(second.text, marks)
+
+
+def nodes_of(source: MarkedText, translation: TranslatedText) -> list[Node]:
+    """Return a translation as texts and marks inside of each other."""
+    text, children = translation.text, dict[int | None, list[PlacedMark]]()
+    for mark in translation.marks:
+        children.setdefault(source.marks[mark.index].parent, []).append(mark)
+
+    def inside(parent: int | None, position: int, end: int) -> list[Node]:
+        nodes: list[Node] = []
+        for mark in children.get(parent, ()):
+            own = source.marks[mark.index]
+            nodes.append(text[position : mark.start])
+            # A space that only separates a point from a word is not translated.
+            before, after = source.text[max(own.start - 1, 0) : own.start], source.text[own.end : own.end + 1]
+            is_spaced = own.start == own.end and before == " " and not after.isalnum()
+            if is_spaced and mark.start and not text[mark.start - 1].isspace():
+                nodes.append(" ")
+            nodes.append((mark.index, inside(mark.index, mark.start, mark.end)))
+            if is_spaced and after == " " and text[mark.end : mark.end + 1].isalnum():
+                nodes.append(" ")
+            position = mark.end
+        return [node for node in [*nodes, text[position:end]] if node]
+
+    return inside(None, 0, len(text))

@@ -1,6 +1,6 @@
 """Marks of a sentence in its translation, where alignment says that their words went."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,6 @@ class _Node:
     start: int  # in the source sentence
     end: int
     continues: tuple[bool, bool]  # it began before the sentence; it ends after it
-    may_split: bool
     children: list["_Node"]
     exact: Span | None = None  # target characters of a mark inside of what is kept
 
@@ -41,14 +40,12 @@ def place_marks(aligned: Aligned, size: int, marks: dict[int, Mark]) -> list[Pla
     roots: list[_Node] = []
     for index, mark in marks.items():
         continues = mark.start < 0, mark.end > size
-        node = _Node(
-            index, max(mark.start, 0), min(mark.end, size), continues, mark.may_split and not any(continues), []
-        )
+        node = _Node(index, max(mark.start, 0), min(mark.end, size), continues, [])
         placer.snap(node)
         nodes[index] = node
         parent = mark.parent
         (nodes[parent].children if parent is not None and parent in nodes else roots).append(node)
-    whole = _Node(-1, 0, size, (True, True), False, roots)
+    whole = _Node(-1, 0, size, (True, True), roots)
     placer.place_children(whole, (0, len(aligned.target_words)), (0, len(aligned.text)))
     return placer.placed
 
@@ -88,13 +85,14 @@ class _Placer:
         spans = [child for child in parent.children if not child.is_point or child.exact]
         for child in sorted(spans, key=certainty):
             others = set().union(*[words for index, words in required.items() if index != child.index]) | taken
-            found = self._ranges(parent, child, words, characters, required[child.index], others)
-            for own_words, own_characters, confidence in found:
-                self.placed.append(PlacedMark(child.index, *own_characters, confidence))
-                if own_characters[0] < own_characters[1]:
-                    taken.update(range(*own_words))
-                    places.append(own_characters)
-            self.place_children(child, *found[0][:2])
+            own_words, own_characters, confidence = self._range(
+                parent, child, words, characters, required[child.index], others
+            )
+            self.placed.append(PlacedMark(child.index, *own_characters, confidence))
+            if own_characters[0] < own_characters[1]:
+                taken.update(range(*own_words))
+                places.append(own_characters)
+            self.place_children(child, own_words, own_characters)
         for child in parent.children:
             if child.is_point and not child.exact:
                 position = self._outside(self._point(parent, child.start, words, characters), places)
@@ -109,53 +107,46 @@ class _Placer:
             if word.kept and not node.is_point and node.start < word.kept[1] and word.kept[0] < node.end
         }
 
-    def _ranges(
+    def _range(
         self, parent: _Node, child: _Node, words: Span, characters: Span, required: set[int], others: set[int]
-    ) -> list[tuple[Span, Span, float]]:
-        """Return the words, the characters and the confidence of each part of a mark."""
+    ) -> tuple[Span, Span, float]:
+        """Return the words, the characters and the confidence of a mark."""
         target = self._aligned.target_words
         if child.exact is not None:
-            own = next((index for index in sorted(required)), words[0])
-            return [((own, own + 1), child.exact, 1.0)]
+            own = min(required, default=words[0])
+            return (own, own + 1), child.exact, 1.0
         if (child.start, child.end) == (parent.start, parent.end) and not others:
-            return [(words, characters, 1.0)]
-        shares = self._shares(child)
+            return words, characters, 1.0
+        columns = [
+            index
+            for index, word in enumerate(self._aligned.source_words)
+            if word.start < child.end and child.start < word.end
+        ]
+        shares = share_of(self._aligned.shares, columns)
         values = [
             -np.inf if index in others else _REQUIRED if index in required else 0.0 if word.is_mark else share - 0.5
             for index, (word, share) in enumerate(zip(target, shares, strict=True))
         ]
-        for index in range(*words) if child.continues[0] else ():
-            if values[index] == -np.inf:
-                break
-            values[index] += 1e-6  # so that the range starts with the first word
         best = self._best(values, words, child.continues)
-        if best is None:
-            edge = characters[0] if child.continues[0] else characters[1] if child.continues[1] else None
+        if best is not None:
+            return best, self._characters(child, best, words, characters, others), self._confidence(shares, best, words)
+        if any(child.continues):
+            place = characters[0] if child.continues[0] else characters[1]
+        else:
             places = [(target[index].start, target[index].end) for index in others if index < len(target)]
-            place = self._outside(self._point(parent, child.start, words, characters), places) if edge is None else edge
-            return [((words[0], words[0]), (place, place), 0.0)]
-        confidence = self._confidence(shares, best, words)
-        if child.may_split and not child.children and not required:
-            runs = [run for run in _runs(values, *words) if run != best]
-            if runs and not all(best[0] <= run[0] and run[1] <= best[1] for run in runs):
-                parts = sorted(_runs(values, *words))
-                return [(part, self._characters(child, part, words, characters, others), confidence) for part in parts]
-        return [(best, self._characters(child, best, words, characters, others), confidence)]
+            place = self._outside(self._point(parent, child.start, words, characters), places)
+        return (words[0], words[0]), (place, place), 0.0
 
     def _best(self, values: Sequence[float], words: Span, continues: tuple[bool, bool]) -> Span | None:
         """Return the best range of words; one that continues has the first or the last of them."""
-        if all(continues):
+        if words[0] == words[1] or all(continues):
             return words if words[0] < words[1] else None
         if any(continues):
-            order = range(*words) if continues[0] else range(words[1] - 1, words[0] - 1, -1)
-            best, best_sum, total = 0, 0.0, 0.0
-            for count, index in enumerate(order, 1):
-                total += values[index]
-                if total > best_sum:
-                    best, best_sum = count, total
-            if not best:
+            sums = np.cumsum(values[slice(*words)] if continues[0] else values[slice(*words)][::-1])
+            count = int(sums.argmax()) + 1
+            if sums[count - 1] <= 0:
                 return None
-            return (words[0], words[0] + best) if continues[0] else (words[1] - best, words[1])
+            return (words[0], words[0] + count) if continues[0] else (words[1] - count, words[1])
         found = best_range(values, *words)
         if found is None:
             return None
@@ -179,19 +170,7 @@ class _Placer:
         end = characters[1] if child.continues[1] else target[last - 1].end
         return start, end
 
-    def _shares(self, node: _Node) -> Sequence[float]:
-        columns = [
-            index
-            for index, word in enumerate(self._aligned.source_words)
-            if word.start < node.end and node.start < word.end
-        ]
-        return (
-            list(share_of(self._aligned.shares, columns))
-            if self._aligned.shares.size
-            else [0.0] * len(self._aligned.target_words)
-        )
-
-    def _confidence(self, shares: Sequence[float], best: Span, words: Span) -> float:
+    def _confidence(self, shares: Iterable[float], best: Span, words: Span) -> float:
         """Return the smallest share on the right side of the edges."""
         sides = [
             share if best[0] <= index < best[1] else 1 - share
@@ -216,18 +195,12 @@ class _Placer:
             if word is not None:
                 found = self._aligned.target_words[word]
                 return min(max(found.end if is_before else found.start, characters[0]), characters[1])
-        return characters[1] if not after else characters[0] if not before else self._middle(position, characters)
-
-    def _middle(self, position: int, characters: Span) -> int:
-        """Return the start of a word near the same part of the target, for lack of alignment."""
-        part = characters[0] + (characters[1] - characters[0]) * position // max(1, self._size)
-        starts = [word.start for word in self._aligned.target_words if characters[0] <= word.start <= characters[1]]
-        return min(starts, key=lambda start: abs(start - part), default=characters[1])
+        return characters[0] if after and not before else characters[1]
 
     def _target_of(self, column: int, words: Span) -> int | None:
         """Return the target word with the largest share of a source word."""
         shares = self._aligned.shares
-        if not shares.size or words[0] >= words[1]:
+        if words[0] >= words[1]:
             return None
         word = words[0] + int(shares[slice(*words), column].argmax())
         return word if shares[word, column] > 0 else None
@@ -239,13 +212,3 @@ class _Placer:
             if start < position < end:
                 return start if position - start < end - position else end
         return position
-
-
-def _runs(values: Sequence[float], start: int, end: int) -> list[Span]:
-    """Return the ranges of words with values above 0, with marks between two of them."""
-    runs: list[Span] = []
-    for index in range(start, end):
-        if values[index] > 0:
-            joins = bool(runs) and all(values[between] == 0 for between in range(runs[-1][1], index))
-            runs[-1:] = [(runs[-1][0], index + 1)] if joins else [*runs[-1:], (index, index + 1)]
-    return runs

@@ -3,6 +3,7 @@ units, and the like.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -95,34 +96,26 @@ def protected_spans(text: str, given: Iterable[Kept] = ()) -> list[Kept]:
 
     Those that are `given` come first: others that they overlap are left out.
     """
-    taken = sorted(Kept(*span) for span in given if span.start < span.end)
-    found = [*_code_blocks(text), *_matches(text)]
-    kept = _without_overlap(taken)
-    for span in found:
-        index = _index_after(kept, span.start)
+    kept: list[Kept] = []
+    for span in sorted(span for span in given if span.start < span.end):
+        if kept and span.start < kept[-1].end:
+            kept[-1] = Kept(kept[-1].start, max(kept[-1].end, span.end))
+        else:
+            kept.append(span)
+    for span in [*_code_blocks(text), *_matches(text)]:
+        index = bisect_right(kept, span.start, key=lambda other: other.start)
         if (index == 0 or kept[index - 1].end <= span.start) and (index == len(kept) or kept[index].start >= span.end):
             kept.insert(index, span)
     return kept
 
 
-def _without_overlap(spans: Sequence[Kept]) -> list[Kept]:
-    """Join spans that overlap; they are sorted."""
-    joined: list[Kept] = []
-    for span in spans:
-        if joined and span.start < joined[-1].end:
-            joined[-1] = Kept(joined[-1].start, max(joined[-1].end, span.end))
-        else:
-            joined.append(span)
-    return joined
-
-
-def _index_after(spans: Sequence[Kept], start: int) -> int:
-    """Return the index of the first span that starts after a character."""
-    low, high = 0, len(spans)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if spans[middle].start > start else (middle + 1, high)
-    return low
+def kept_within(kept: Sequence[Kept], start: int, end: int) -> list[Kept]:
+    """Return what is kept of a part of a text."""
+    first = bisect_right(kept, start, key=lambda span: span.end)
+    last = first
+    while last < len(kept) and kept[last].start < end:
+        last += 1
+    return list(kept[first:last])
 
 
 def _matches(text: str) -> Iterable[Kept]:

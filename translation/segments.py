@@ -5,12 +5,11 @@ and tables, code, and sentences without a letter to translate.
 """
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from sightline.base.text.sentences import has_letter, split_sentences
 from sightline.base.text.words import Span
-from sightline.translation.protected import Kept
+from sightline.translation.protected import Kept, kept_within
 
 # The marks at the start of a line. Numbers of list items are found by `split_sentences`.
 _LINE_START = re.compile(
@@ -54,7 +53,7 @@ def _hide(text: str, kept: Sequence[Kept]) -> str:
     for span in kept:
         parts.append(text[position : span.start])
         own, size = text[span.start : span.end], span.end - span.start
-        is_border = "\n" in own or "\r" in own or _BETWEEN.match(text, span.start)
+        is_border = own.isspace() or "\n" in own or "\r" in own or _BETWEEN.match(text, span.start)
         parts.append("\n" * size if is_border else "X" + "x" * (size - 1) if size > 1 else "5")
         position = span.end
     plain = "".join([*parts, text[position:]]).replace("\t", "\n")  # a tab is between two cells
@@ -76,15 +75,6 @@ def _trimmed(text: str, start: int, end: int, kept: Sequence[Kept]) -> Iterator[
         end -= len(text[least:end]) - len(text[least:end].rstrip())
     if start < end:
         yield start, end
-
-
-def kept_within(kept: Sequence[Kept], start: int, end: int) -> list[Kept]:
-    """Return what is kept of a part of a text."""
-    first = bisect_right(kept, start, key=lambda span: span.end)
-    last = first
-    while last < len(kept) and kept[last].start < end:
-        last += 1
-    return list(kept[first:last])
 
 
 def has_words(text: str, start: int, end: int, kept: Sequence[Kept]) -> bool:

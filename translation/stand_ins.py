@@ -1,5 +1,6 @@
 """Sentences as a model reads them: a name stands in for each part that it must not change, and is
-replaced in the translation, at the place to which alignment points.
+replaced in the translation, at the place to which alignment points. There, the term of a glossary
+replaces another translation.
 """
 
 import re
@@ -10,6 +11,7 @@ import numpy as np
 
 from sightline.base.text.words import Span, word_spans
 from sightline.translation.alignment import Translated, Weights, best_range, share_of, shared
+from sightline.translation.glossary import Term
 from sightline.translation.protected import Kept
 
 # Names that all models know and copy.
@@ -31,12 +33,23 @@ class Edit:
     start: int
     end: int
     text: str
-    is_kept: bool
-    glued: tuple[bool, bool] = (False, False)  # a space was added before it; after it
+    written: str | None = None  # what its place in the translation gets; None for what the model writes
+    is_term: bool = False  # the model reads it as it is
 
     @property
-    def name(self) -> str:
-        return self.text.strip(" ")
+    def names(self) -> tuple[str, ...]:
+        """Return the texts that mark its place in the translation: the stand-in, or the term."""
+        if self.is_term and self.written:
+            return self.written, self.written[:1].upper() + self.written[1:]
+        return (self.text.strip(" "),)  # spaces separate a name from words that touch what it stands for
+
+    def is_in(self, text: str) -> bool:
+        """Return True for the term with or without an ending, or a compound that ends with it."""
+        written = self.written or ""
+        return text.startswith(self.names) or text.endswith(written[:1].lower() + written[1:])
+
+
+Piece = tuple[str, int, Edit | None]  # a text, and its place in what the model wrote or what it is a copy of
 
 
 @dataclass(frozen=True)
@@ -62,13 +75,20 @@ class Aligned:
 class Sentence:
     """A sentence, and its form for the model."""
 
-    def __init__(self, text: str, kept: Sequence[Kept], unknown: Sequence[Span], edges: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        text: str,
+        kept: Sequence[Kept],
+        terms: Sequence[Term],
+        unknown: Sequence[Span],
+        edges: Collection[int] = (),
+    ) -> None:
         """Make stand-ins for what is kept and for words with characters that the model lacks.
 
         At the `edges` of marks, what is kept before and after has stand-ins of its own.
         """
         self.text = text
-        self.edits = list(_edits(text, kept, unknown, edges))
+        self.edits = list(_edits(text, kept, terms, unknown, edges))
         parts, position, shift = [], 0, 0
         self._starts: list[tuple[int, int, Edit]] = []  # range of each edit in the model's text
         for edit in self.edits:
@@ -80,7 +100,7 @@ class Sentence:
 
     @property
     def kept(self) -> list[Edit]:
-        return [edit for edit in self.edits if edit.is_kept]
+        return [edit for edit in self.edits if edit.written is not None]
 
     def aligned(self, translated: Translated, groups: Sequence[Span]) -> Aligned:
         """Return the translation with what is kept in the place of its stand-ins.
@@ -88,39 +108,28 @@ class Sentence:
         `groups` are the marks of the sentence as ranges of the source: what is kept inside of each
         must stay together. The first and the last character stand for what precedes and follows.
         """
-        if not self.kept:
-            return self._without_kept(translated)
-        shares, words = shared(translated.weights), translated.target_words
-        targets = _Targets(translated, shares)
+        shares = shared(translated.weights)
         columns = {
             edit: [index for index, word in enumerate(translated.source_words) if word[0] < end and word[1] > start]
             for start, end, edit in self._starts
-            if edit.is_kept
+            if edit.written is not None
         }
-        places = {edit: targets.find(edit.name, columns[edit]) for edit in sorted(self.kept, key=targets.certainty)}
-        for edit in self.kept:
-            if places[edit] is None:
-                places[edit] = targets.beside(columns[edit])
-        slots = [place for place in places.values() if place is not None]
-        if not _are_together(
-            self.kept, [slots[list(places).index(edit)] for edit in self.kept], groups, len(self.text)
-        ):
-            places = dict(zip(self.kept, sorted(slots), strict=True))
-        return self._restore(
-            translated, shares, {edit: place for edit, place in places.items() if place}, columns, words
-        )
+        targets = _Targets(translated, shares)
+        found = {edit: targets.find(edit, columns[edit]) for edit in sorted(self.kept, key=targets.certainty)}
+        places = {edit: place or targets.beside(columns[edit]) for edit, place in found.items()}
+        copies = [edit for edit in self.kept if not edit.is_term]
+        own = [places[edit] for edit in copies]
+        if not _are_together(copies, own, groups, len(self.text)):
+            places |= zip(copies, sorted(own), strict=True)
+        places = {
+            edit: place
+            for edit, place in places.items()
+            if not (edit.is_term and edit.is_in(translated.text[slice(*place)]))
+        }
+        return self._restored(translated, shares, places, columns)
 
-    def _without_kept(self, translated: Translated) -> Aligned:
-        return Aligned(
-            translated.text,
-            [self._source_word(translated, word) for word in translated.source_words],
-            [_target_word(translated.text, start, end) for start, end in translated.target_words],
-            shared(translated.weights),
-        )
-
-    def _source_word(self, translated: Translated, word: Span) -> AlignedWord:
-        start, end = self._original(word[0], False), self._original(word[1], True)
-        return AlignedWord(start, end, not any(map(str.isalnum, self.text[start:end])))
+    def _source_word(self, word: Span) -> AlignedWord:
+        return _word(self.text, self._original(word[0], False), self._original(word[1], True))
 
     def _original(self, position: int, is_end: bool) -> int:
         """Return the character of the sentence for one of the model's text."""
@@ -134,72 +143,76 @@ class Sentence:
             shift = edit.end - end
         return position + shift
 
-    def _restore(
-        self,
-        translated: Translated,
-        shares: Weights,
-        places: dict[Edit, Span],
-        columns: dict[Edit, list[int]],
-        words: Sequence[Span],
+    def _restored(
+        self, translated: Translated, shares: Weights, places: dict[Edit, Span], columns: dict[Edit, list[int]]
     ) -> Aligned:
-        """Write what is kept over its places in the translation."""
-        source = translated.text
-        own = {column for edit_columns in columns.values() for column in edit_columns}
-        names = {edit.name for edit in places}
+        """Return a translation with what is kept over its places, and the words of both sides."""
+        copies = [edit for edit in places if not edit.is_term]
+        own = {column for edit in copies for column in columns[edit]}
+        sources = [
+            (self._source_word(word), index) for index, word in enumerate(translated.source_words) if index not in own
+        ]
+        sources += [(AlignedWord(edit.start, edit.end, kept=(edit.start, edit.end)), -1) for edit in copies]
+        sources.sort(key=lambda source: source[0].start)
+        padded, chosen = np.pad(shares, ((0, 0), (0, 1))), [index for _, index in sources]  # no share of what is kept
+        text, words, rows = "", list[AlignedWord](), list[Weights]()
+        for piece, place, edit in self._pieces(translated, places):
+            if edit is not None:
+                kept = None if edit.is_term else (edit.start, edit.end)
+                words.append(AlignedWord(len(text), len(text) + len(piece), kept=kept))
+                found = [column in columns[edit] if edit.is_term else word.kept == kept for word, column in sources]
+                rows.append(np.array(found, np.float32))
+            for index, (start, end) in enumerate(translated.target_words if edit is None else ()):
+                first, last = max(start - place, 0), min(end - place, len(piece))
+                if first < last:
+                    words.append(_word(piece, first, last, len(text)))
+                    rows.append(padded[index, chosen])
+            text += piece
+        return Aligned(text, [word for word, _ in sources], words, np.array(rows).reshape(len(rows), len(sources)))
+
+    def _pieces(self, translated: Translated, places: dict[Edit, Span]) -> list[Piece]:
+        """Return a translation in pieces: what is kept, and what the model wrote between."""
+        text, names, pieces = translated.text, {edit.names[0] for edit in places if not edit.is_term}, list[Piece]()
         changes: list[tuple[Span, Edit | None]] = [(place, edit) for edit, place in places.items()]
         # A name that a model repeats is debris.
-        for start, end in words:
-            if source[start:end] in names and not any(start < place[1] and end > place[0] for place, _ in changes):
+        for start, end in translated.target_words:
+            if text[start:end] in names and not any(start < last and end > first for first, last in places.values()):
                 changes.append(((start, end), None))
         changes.sort(key=lambda change: (change[0], -1 if change[1] is None else change[1].start))
-        others = [index for index in range(len(translated.source_words)) if index not in own]
-        source_words = [self._source_word(translated, translated.source_words[index]) for index in others]
-        source_words += [AlignedWord(edit.start, edit.end, kept=(edit.start, edit.end)) for edit in places]
-        target_words: list[AlignedWord] = []
-        rows: list[Weights] = []
-        text, position, strips = "", 0, False
+        position, is_glued = 0, False
 
-        def copy(end: int) -> None:
-            nonlocal text, position, strips
-            piece = source[position:end]
-            if strips:
-                piece, strips = piece.removeprefix(" "), False
-            shift = len(text) + len(piece) - end
-            for index, (first, last) in enumerate(words):
-                if max(first, position) < min(last, end):
-                    word = _target_word(source, max(first, position), min(last, end))
-                    target_words.append(AlignedWord(max(0, word.start + shift), word.end + shift, word.is_mark))
-                    rows.append(np.concatenate([shares[index, others], np.zeros(len(places), np.float32)]))
-            text, position = text + piece, end
+        def add(piece: str, place: int = len(text), edit: Edit | None = None) -> None:
+            if piece:
+                pieces.append((piece, place, edit))
 
         for (start, end), edit in changes:
-            copy(max(start, position))
+            before = text[position:start]
+            if is_glued and before.startswith(" "):
+                before, position = before[1:], position + 1
+            glues = edit is None or edit.text.startswith(" ")
+            add(before.removesuffix(" ") if glues else before, position)
+            position = max(end, position)
             if edit is None:
-                text, strips = text.removesuffix(" "), not text.endswith(" ")
-                position = max(end, position)
+                is_glued = not before.endswith(" ")
                 continue
-            content = self.text[edit.start : edit.end]
-            if edit.glued[0]:
-                text = text.removesuffix(" ")
-            elif start == end and text and not text[-1].isspace():
-                text += " "
-            target_words.append(AlignedWord(len(text), len(text) + len(content), kept=(edit.start, edit.end)))
-            row = np.zeros(len(others) + len(places), np.float32)
-            row[len(others) + list(places).index(edit)] = 1
-            rows.append(row)
-            text, position, strips = text + content, max(end, position), edit.glued[1]
-            follows = source[position : position + 1]
-            if start == end and not strips and follows.isalnum():
-                text += " "
-            elif start < end and follows.isalnum() and source[start:end] == edit.name:
-                text += "-"  # the model made a compound of the name
-        copy(len(source))
-        order = sorted(range(len(source_words)), key=lambda index: source_words[index].start)
-        return Aligned(text, [source_words[index] for index in order], target_words, np.array(rows)[:, order])
+            if start == end and not glues and pieces and not pieces[-1][0][-1].isspace():
+                add(" ")
+            is_first = not pieces and self.text[:1].isupper() and edit.is_term
+            add(edit.names[-1] if is_first else edit.written or "", edit=edit)
+            is_glued = edit.text.endswith(" ")
+            if text[position : position + 1].isalnum():
+                if start < end and text[start:end] == edit.names[0]:
+                    add("-")  # the model made a compound of the name
+                elif start == end and not is_glued:
+                    add(" ")
+        rest = text[position:]
+        is_stripped = is_glued and rest.startswith(" ")
+        add(rest[is_stripped:], position + is_stripped)
+        return pieces
 
 
-def _target_word(text: str, start: int, end: int) -> AlignedWord:
-    return AlignedWord(start, end, not any(map(str.isalnum, text[start:end])))
+def _word(text: str, start: int, end: int, shift: int = 0) -> AlignedWord:
+    return AlignedWord(start + shift, end + shift, not any(map(str.isalnum, text[start:end])))
 
 
 class _Targets:
@@ -211,25 +224,37 @@ class _Targets:
 
     def certainty(self, edit: Edit) -> int:
         """Return a number to sort by: stand-ins that occur once come first."""
-        return abs(len(self._literal(edit.name)) - 1)
+        return abs(len(self._literal(edit)) - 1)
 
-    def _literal(self, name: str) -> list[int]:
-        return [index for index, (start, _) in enumerate(self._words) if self._text.startswith(name, start)]
+    def _literal(self, edit: Edit) -> list[int]:
+        return [index for index, (start, _) in enumerate(self._words) if self._text.startswith(edit.names, start)]
 
-    def find(self, name: str, columns: Sequence[int]) -> Span | None:
-        """Return the characters that stand for a stand-in, and take their words."""
-        share = share_of(self._shares, columns) if self._shares.size else np.zeros(len(self._words))
-        literal = [index for index in self._literal(name) if self._are_free[index]]
+    def find(self, edit: Edit, columns: Sequence[int]) -> Span | None:
+        """Return the characters that stand for a stand-in or a term, and take their words."""
+        share = share_of(self._shares, columns)
+        # A term may also be the translation of another word.
+        least = _LEAST_SHARE if edit.is_term else 0.0
+        literal = [index for index in self._literal(edit) if self._are_free[index] and share[index] >= least]
         if literal:
-            index = max(literal, key=lambda index: share[index])
-            self._are_free[index] = False
-            start, end = self._words[index]
-            ending = re.match(r"[^\W\d_]*", self._text[start + len(name) : end])
+            start, last = self._words[max(literal, key=lambda index: share[index])]
+            end = start + len(edit.names[0])
+            ending = re.match(r"[^\W\d_]*", self._text[end : max(end, last)])
             assert ending is not None, "it may be empty"
-            return start, start + len(name) + (ending.end() if ending.end() <= _MAX_ENDING else 0)
+            end += ending.end() if ending.end() <= _MAX_ENDING else 0
+            self._are_free = [
+                is_free and not (start < word[1] and word[0] < end)
+                for is_free, word in zip(self._are_free, self._words, strict=True)
+            ]
+            return start, end
+        others: set[int] = set()
+        if edit.is_term and share.size:  # a word with the most of another word, such as an article, stays
+            columns_of_others = [column for column in range(self._shares.shape[1]) if column not in columns]
+            others = {*self._shares[:, columns_of_others].argmax(axis=0).tolist()} - {int(share.argmax())}
         values = [
-            value - 0.5 if is_free and any(map(str.isalnum, self._text[slice(*word)])) else -np.inf
-            for value, is_free, word in zip(share, self._are_free, self._words, strict=True)
+            value - 0.5
+            if self._are_free[index] and index not in others and any(map(str.isalnum, self._text[slice(*word)]))
+            else -np.inf
+            for index, (value, word) in enumerate(zip(share, self._words, strict=True))
         ]
         best = best_range(values, 0, len(values))
         if best is None and values and max(values) >= _LEAST_SHARE - 0.5:
@@ -266,14 +291,19 @@ def _are_together(edits: Sequence[Edit], places: Sequence[Span], groups: Sequenc
     return True
 
 
-def _edits(text: str, kept: Sequence[Kept], unknown: Sequence[Span], edges: Collection[int]) -> Iterator[Edit]:
+def _edits(
+    text: str, kept: Sequence[Kept], terms: Sequence[Term], unknown: Sequence[Span], edges: Collection[int]
+) -> Iterator[Edit]:
     """Yield the parts of a sentence that the model reads in another form, in order."""
     words = word_spans(text) if unknown else []
     spans, plain = [(span.start, span.end) for span in kept], list[Span]()
+    given = {(term.start, term.end): term.text for term in terms}
     for start, end in unknown:
         if any(span.start < end and start < span.end for span in kept):
             continue
-        if text[start:end] in _PLAIN:
+        if own_terms := [span for span in given if span[0] < end and start < span[1]]:
+            spans += own_terms  # the model cannot read it
+        elif text[start:end] in _PLAIN:
             plain.append((start, end))
         else:
             own = [word for word in words if word[0] < end and start < word[1]]
@@ -283,7 +313,12 @@ def _edits(text: str, kept: Sequence[Kept], unknown: Sequence[Span], edges: Coll
     for start, end in sorted(spans):
         is_joint = bool(merged) and _is_joint(text[merged[-1][1] : start])
         if merged and (
-            start < merged[-1][1] or (is_joint and not any(merged[-1][1] <= edge <= start for edge in edges))
+            start < merged[-1][1]
+            or (
+                is_joint
+                and not any(merged[-1][1] <= edge <= start for edge in edges)
+                and not {merged[-1], (start, end)} & given.keys()
+            )
         ):
             merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
@@ -291,11 +326,14 @@ def _edits(text: str, kept: Sequence[Kept], unknown: Sequence[Span], edges: Coll
     edits = []
     for number, (start, end) in enumerate(merged):
         touches = number > 0 and merged[number - 1][1] == start
-        glued = touches or text[start - 1 : start].isalnum(), text[end : end + 1].isalnum()
-        name = " " * glued[0] + names[number % len(names)] + " " * glued[1]
-        edits.append(Edit(start, end, name, True, glued))
+        before = " " * (touches or text[start - 1 : start].isalnum())
+        name = before + names[number % len(names)] + " " * text[end : end + 1].isalnum()
+        edits.append(Edit(start, end, name, given.get((start, end), text[start:end])))
     edits += [
-        Edit(start, end, _PLAIN[text[start:end]], False)
+        Edit(*span, text[slice(*span)], written, is_term=True) for span, written in given.items() if span not in merged
+    ]
+    edits += [
+        Edit(start, end, _PLAIN[text[start:end]])
         for start, end in plain
         if not any(span[0] < end and start < span[1] for span in merged)
     ]

@@ -2,28 +2,27 @@
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from sightline.base.text.sentences import LANGUAGES_WITHOUT_SPACES
 from sightline.base.text.words import Span
 from sightline.translation.alignment import Engine, Translated
+from sightline.translation.glossary import Glossary
 from sightline.translation.marks import Mark, MarkedText, PlacedMark, TranslatedText
 from sightline.translation.placing import place_marks
-from sightline.translation.protected import Kept, protected_spans
-from sightline.translation.segments import divide, has_words, kept_within, segments
+from sightline.translation.protected import Kept, kept_within, protected_spans
+from sightline.translation.segments import divide, has_words, segments
 from sightline.translation.stand_ins import Aligned, Sentence
 
-T = TypeVar("T")
-_INLINE_CHARACTERS = 16_384  # longer texts are prepared in a thread
 _LEAST_DIVIDED = 32  # characters of a sentence that is divided if its translation is incomplete
 
 
-async def translate_texts(texts: Sequence[MarkedText], engine: Engine) -> list[list[TranslatedText]]:
+async def translate_texts(
+    texts: Sequence[MarkedText], engine: Engine, glossary: Glossary | None = None
+) -> list[list[TranslatedText]]:
     """Return the translations of each text with its marks: as many as its sentences have."""
-    size = sum(len(text.text) for text in texts)
-    parts = await _run(size, lambda: [_Text(text, engine) for text in texts])
+    parts = await asyncio.to_thread(lambda: [_Text(text, engine, glossary or Glossary({})) for text in texts])
     waiting = [sentence for part in parts for sentence in part.sentences]
     while waiting:
         results = await engine.translate(
@@ -32,100 +31,83 @@ async def translate_texts(texts: Sequence[MarkedText], engine: Engine) -> list[l
         incomplete = []
         for sentence, result in zip(waiting, results, strict=True):
             sentence.translated = result
-            if not all(translated.is_complete for translated in result) and sentence.divide():
-                incomplete += sentence.parts
+            if not all(translated.is_complete for translated in result):
+                incomplete += sentence.divide()
         waiting = incomplete
-    return await _run(size, lambda: [[part.joined(rank) for rank in range(part.num_ranks)] for part in parts])
-
-
-async def _run(size: int, work: Callable[[], T]) -> T:
-    return work() if size <= _INLINE_CHARACTERS else await asyncio.to_thread(work)
+    return await asyncio.to_thread(lambda: [[part.joined(rank) for rank in range(part.num_ranks)] for part in parts])
 
 
 class _Segment:
-    """A sentence of a text, or the parts into which it was divided."""
+    """A sentence of a text, or a part of one that was divided."""
 
-    def __init__(self, text: "_Text", start: int, end: int) -> None:
+    def __init__(self, text: "_Text", start: int, end: int, marks: dict[int, Mark]) -> None:
         self.start, self.end = start, end
-        self.parts: list[_Segment] = []
         self.translated: Sequence[Translated] = ()
-        self._text = text
+        self._text, self._marks = text, marks
         source = text.source.text[start:end]
         kept = [
             Kept(span.start - start, span.end - start, span.is_symbol) for span in kept_within(text.kept, start, end)
         ]
+        # In the sentence, from which those of several sentences extend.
         self.marks = {
-            index: replace(mark, start=mark.start - start, end=mark.end - start)
-            for index, mark in text.marks_of(start, end)
+            index: replace(mark, start=mark.start - start, end=mark.end - start) for index, mark in marks.items()
         }
         edges = {edge for mark in self.marks.values() for edge in (mark.start, mark.end)}
-        self.form = Sentence(source, kept, text.engine.unknown(source), edges)
+        terms = text.glossary.find(source, kept)
+        self.form = Sentence(source, kept, terms, text.engine.unknown(source), edges)
         self.is_aligned = bool(self.form.kept) or any(
             mark.start > 0 or mark.end < end - start for mark in self.marks.values()
         )
 
-    def divide(self) -> bool:
-        """Divide a sentence whose translation is incomplete; return False if it is too short."""
-        if self.end - self.start < _LEAST_DIVIDED:
-            return False
+    def divide(self) -> "list[_Segment]":
+        """Divide a sentence whose translation is incomplete; return its parts, if there are any."""
         text, kept = self._text.source.text, self._text.kept
+        if self.end - self.start < _LEAST_DIVIDED:
+            return []
         spans = [span for span in divide(text, self.start, self.end, kept) if has_words(text, *span, kept)]
-        self.parts = [_Segment(self._text, *span) for span in spans if span != (self.start, self.end)]
-        return bool(self.parts)
+        if not spans or spans == [(self.start, self.end)]:
+            return []
+        parts = self._text.segments(spans, self._marks)
+        place = self._text.sentences.index(self)
+        self._text.sentences[place : place + 1] = parts
+        return parts
 
     def aligned(self, rank: int) -> Aligned:
         """Return a translation with what is kept."""
         groups = [(mark.start, mark.end) for mark in self.marks.values() if mark.start < mark.end]
         return self.form.aligned(self.translated[rank], groups)
 
-    def leaves(self) -> Iterator["_Segment"]:
-        if not self.parts:
-            yield self
-        for part in self.parts:
-            yield from part.leaves()
-
 
 class _Text:
     """A text with its sentences."""
 
-    def __init__(self, source: MarkedText, engine: Engine) -> None:
-        self.source, self.engine = source, engine
-        self._starts = [mark.start for mark in source.marks]
+    def __init__(self, source: MarkedText, engine: Engine, glossary: Glossary) -> None:
+        self.source, self.engine, self.glossary = source, engine, glossary
         given = [Kept(mark.start, mark.end) for mark in source.marks if mark.kind == "keep"]
         self.kept = protected_spans(source.text, given)
         spans = segments(source.text, self.kept, engine.source_language, engine.fits)
-        self.sentences = [_Segment(self, *span) for span in spans]
+        self.sentences = self.segments(spans, dict(enumerate(source.marks)))
 
-    def marks_of(self, start: int, end: int) -> Iterator[tuple[int, Mark]]:
-        """Yield the marks that are in a sentence, the outer ones first.
+    def segments(self, spans: Sequence[Span], marks: dict[int, Mark]) -> list[_Segment]:
+        """Return sentences with their marks, the outer ones first.
 
-        Points at its edges belong to it if the mark around them does; others are beside it.
+        Points at the edges of a sentence belong to it if the mark around them does; others are
+        beside it.
         """
-        marks = self.source.marks
-        outer: list[int] = []
-        first = bisect_left(self._starts, start)
-        parent = first - 1 if first else None
-        while parent is not None:
-            outer.append(parent)
-            parent = marks[parent].parent
-        found: set[int] = set()
-        for index in [*reversed(outer), *range(first, bisect_right(self._starts, end))]:
-            mark = marks[index]
-            is_inside = mark.start < end and mark.end > start
-            if mark.start == mark.end:
-                is_inside = is_inside or (start <= mark.start <= end and mark.parent in found)
-            if is_inside:
-                found.add(index)
-                yield index, mark
+        found: list[dict[int, Mark]] = [{} for _ in spans]
+        for index, mark in marks.items():
+            first = bisect_left(spans, mark.start, key=lambda span: span[1])
+            for number in range(first, bisect_right(spans, mark.end, key=lambda span: span[0])):
+                start, end = spans[number]
+                is_point_inside = start <= mark.start == mark.end <= end and mark.parent in found[number]
+                if (mark.start < end and mark.end > start) or is_point_inside:
+                    found[number][index] = mark
+        return [_Segment(self, *span, own) for span, own in zip(spans, found, strict=True)]
 
     @property
     def num_ranks(self) -> int:
         """Number of translations: a beam search finds fewer for some sentences."""
-        return min((len(leaf.translated) for leaf in self._leaves()), default=1)
-
-    def _leaves(self) -> Iterator["_Segment"]:
-        for sentence in self.sentences:
-            yield from sentence.leaves()
+        return min((len(sentence.translated) for sentence in self.sentences), default=1)
 
     def joined(self, rank: int) -> TranslatedText:
         """Join the translations of the sentences with what is between them."""
@@ -133,25 +115,24 @@ class _Text:
         is_spaced = self.engine.target_language.partition("-")[0] not in LANGUAGES_WITHOUT_SPACES
         bounds: list[tuple[int, int]] = [(0, 0)]  # source and target positions of the edges of sentences
         placed: dict[int, list[PlacedMark]] = {}
-        leaves = list(self._leaves())
-        for leaf in leaves:
-            text += source[position : leaf.start]
-            if is_spaced and leaf.start == position > 0 and text[-1:].strip():
+        ranges: list[tuple[int, int, int, int]] = []
+        for sentence in self.sentences:
+            text += source[position : sentence.start]
+            if is_spaced and sentence.start == position > 0 and text[-1:].strip():
                 text += " "
-            aligned = leaf.aligned(rank)
-            bounds += [(leaf.start, len(text)), (leaf.end, len(text) + len(aligned.text))]
-            for mark in place_marks(aligned, leaf.end - leaf.start, leaf.marks):
+            aligned = sentence.aligned(rank)
+            bounds += [(sentence.start, len(text)), (sentence.end, len(text) + len(aligned.text))]
+            ranges.append((sentence.start, sentence.end, len(text), len(text) + len(aligned.text)))
+            for mark in place_marks(aligned, sentence.end - sentence.start, sentence.marks):
                 moved = replace(mark, start=mark.start + len(text), end=mark.end + len(text))
                 placed.setdefault(mark.index, []).append(moved)
-            text, position = text + aligned.text, leaf.end
+            text, position = text + aligned.text, sentence.end
         text += source[position:]
-        marks = [self._whole(index, placed.get(index, []), bounds, leaves) for index in range(len(self.source.marks))]
-        return TranslatedText(text, _nested(self.source.marks, marks, len(text)))
+        marks = [self._whole(index, placed.get(index, []), bounds) for index in range(len(self.source.marks))]
+        return TranslatedText(text, _nested(self.source.marks, marks, len(text)), ranges)
 
-    def _whole(
-        self, index: int, parts: Sequence[PlacedMark], bounds: Sequence[Span], leaves: Sequence["_Segment"]
-    ) -> list[PlacedMark]:
-        """Return the places of a mark: as its sentences have them, or as it is between them."""
+    def _whole(self, index: int, parts: Sequence[PlacedMark], bounds: Sequence[Span]) -> PlacedMark:
+        """Return the place of a mark: as its sentences have it, or as it is between them."""
         mark = self.source.marks[index]
 
         def moved(position: int) -> int:
@@ -160,36 +141,28 @@ class _Text:
 
         def sentence_at(position: int) -> bool:
             """Return True if a character is in a sentence."""
-            near = bisect_right(leaves, position, key=lambda leaf: leaf.start) - 1
-            return near >= 0 and position < leaves[near].end
+            near = bisect_right(self.sentences, position, key=lambda sentence: sentence.start) - 1
+            return near >= 0 and position < self.sentences[near].end
 
         if mark.start == mark.end:
-            return [parts[0] if parts else PlacedMark(index, moved(mark.start), moved(mark.start))]
+            return parts[0] if parts else PlacedMark(index, moved(mark.start), moved(mark.start))
         starts_inside, ends_inside = sentence_at(mark.start), sentence_at(mark.end - 1)
-        if starts_inside and ends_inside and len({(part.start, part.end) for part in parts}) > 1 and mark.may_split:
-            return list(parts)
         start = parts[0].start if starts_inside and parts else moved(mark.start)
         end = parts[-1].end if ends_inside and parts else moved(mark.end)
-        return [PlacedMark(index, start, max(start, end), min([part.confidence for part in parts], default=1.0))]
+        return PlacedMark(index, start, max(start, end), min([part.confidence for part in parts], default=1.0))
 
 
-def _nested(marks: Sequence[Mark], placed: Sequence[Sequence[PlacedMark]], size: int) -> list[PlacedMark]:
+def _nested(marks: Sequence[Mark], placed: Sequence[PlacedMark], size: int) -> list[PlacedMark]:
     """Return placed marks in order, each inside of its parent and none over a part of another."""
     children: dict[int | None, list[PlacedMark]] = {}
-    for index, mark in enumerate(marks):
-        children.setdefault(mark.parent, []).extend(placed[index])
-    result: list[PlacedMark] = []
-    waiting: list[tuple[PlacedMark | None, int, int]] = [(None, 0, size)]
-    while waiting:
-        parent, start, end = waiting.pop()
-        if parent is not None:
-            result.append(parent)
-        inner: list[tuple[PlacedMark | None, int, int]] = []
-        own = children.pop(parent.index, []) if parent is not None else children.pop(None, [])
-        for child in sorted(own, key=lambda mark: (mark.start, mark.end, mark.index)):
+    for mark in placed:
+        children.setdefault(marks[mark.index].parent, []).append(mark)
+
+    def inside(parent: int | None, start: int, end: int) -> Iterator[PlacedMark]:
+        for child in sorted(children.get(parent, ()), key=lambda mark: (mark.start, mark.end, mark.index)):
             first = min(max(child.start, start), end)
-            last = min(max(child.end, first), end)
-            inner.append((replace(child, start=first, end=last), first, last))
-            start = last
-        waiting += reversed(inner)
-    return result
+            start = min(max(child.end, first), end)
+            yield replace(child, start=first, end=start)
+            yield from inside(child.index, first, start)
+
+    return list(inside(None, 0, size))

@@ -114,6 +114,8 @@ class PickleFile:
 
     def read(self, tensor: str) -> NDArray[np.float32]:
         """Read a floating-point tensor and convert it to float32."""
+        import ml_dtypes  # noqa: F401 - lets NumPy know bfloat16
+
         entry, size = self.entries[tensor], self.entries[tensor].storage.size
         check_dtype(entry.storage.dtype, tensor, self._name)
         if 0 in entry.shape:

@@ -1,4 +1,7 @@
-"""Reader of safetensors files, one tensor at a time. The library validates the header."""
+"""Reader of safetensors files, one tensor at a time. The library validates the header.
+
+It is imported when a file is read, because other commands do not need it.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_dtypes import bfloat16  # the library needs it to read this type
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from sightline.export.import_errors import ImportFailedError
 
-FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": bfloat16}  # types of weights
+# Types of weights, and their names in NumPy.
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class SafetensorsFile:
 
     @contextmanager
     def _open(self) -> Iterator[Any]:
+        import ml_dtypes  # noqa: F401 - lets NumPy know bfloat16
+        from safetensors import SafetensorError, safe_open
+
         try:
             with safe_open(self._path, framework="numpy") as file:
                 yield file

@@ -29,6 +29,7 @@ from lab.study import (
     sentence,
     similar,
     speed,
+    terms,
     vanishing,
 )
 from lab.study.cards import write_cards
@@ -52,6 +53,7 @@ STEPS: Sequence[Step] = (
     recall,
     ghost_attention,
     similar,
+    terms,
 )
 DRAWINGS: Sequence[Drawing] = (
     collect,

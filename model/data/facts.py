@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.model.data.corpus import Corpus, Split, check_number_of_labels, distinct, hash_texts
 from sightline.model.data.files import CorpusError
@@ -141,6 +142,16 @@ class _Scan:
             self.first_lines.setdefault(name, number)
 
 
+def is_in(hashes: "array[int]", values: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return for each hash whether it is one of ascending values, at least one; `numpy.isin` takes
+    several times the memory.
+    """
+    wanted = np.frombuffer(hashes, np.uint64)
+    nearest = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+    is_equal: NDArray[np.bool_] = values[nearest] == wanted
+    return is_equal
+
+
 def measure(counts: Mapping[int, int]) -> Lengths:
     """Return statistics of lengths, given the number of examples of each, at least one."""
     lengths, numbers = np.array(list(counts.items())).T
@@ -181,10 +192,10 @@ def check_corpus(corpus: Corpus) -> Facts:
     overlap, source_overlap = dict[str, int](), dict[str, int]()
     for name, scan in scans.items():
         if name != "train":
-            has_text = np.isin(scan.texts, train_texts)
+            has_text = is_in(scan.texts, train_texts)
             overlap[name] = int(has_text.sum())
             if scan.sources:
-                source_overlap[name] = int((np.isin(scan.sources, train_sources) & ~has_text).sum())
+                source_overlap[name] = int((is_in(scan.sources, train_sources) & ~has_text).sum())
     num_contradictions, contradictions = _contradictions(corpus, scans)
     return Facts(
         task,

@@ -166,7 +166,7 @@ def _choose_sides(data: Path, sides: Iterable[str], reading: Reading) -> tuple[s
         """Return whether a tag may be the source (0) or the target (1)."""
         if wanted[index] is not None:
             return tag == found[index]
-        return _find(wanted[1 - index], [tag]) is None
+        return _find(wanted[1 - index], [tag]) is None or len(tags) == 2
 
     fitting = [pair for pair in permutations(tags, 2) if fits(pair[0], 0) and fits(pair[1], 1)]
     if len(fitting) == 1 and any(wanted):

@@ -114,8 +114,8 @@ async def translate(call: Call, body: DeeplTranslateBody) -> DeeplTranslations:
     return {
         "translations": [
             {
-                "detected_source_language": result.route[0].source.upper(),
-                "text": result.documents[0].text,
+                "detected_source_language": result[0].route[0].source.upper(),
+                "text": result[0].text,
                 "billed_characters": len(text),
             }
             for text, result in zip(body.inputs.texts, results, strict=True)

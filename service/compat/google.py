@@ -75,8 +75,8 @@ async def translate(call: Call, body: GoogleTranslateBody) -> GoogleData:
     markup: MarkupKind | None = None if body.format == "text" else "html"
     results, _, _ = await translate_between(call, body.inputs, languages, markup=markup)
     translations = [
-        GoogleTranslation(translatedText=result.documents[0].text)
-        | ({} if body.source else {"detectedSourceLanguage": result.route[0].source})
+        GoogleTranslation(translatedText=result[0].text)
+        | ({} if body.source else {"detectedSourceLanguage": result[0].route[0].source})
         for result in results
     ]
     return {"data": {"translations": translations}}

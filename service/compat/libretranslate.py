@@ -13,11 +13,11 @@ from sightline.service.compat.common import SENTENCE_ERRORS
 from sightline.service.inference.language_choice import language_pairs
 from sightline.service.inference.routing import (
     AUTO,
-    DetectedLanguage,
     detect,
     source_languages,
     translate_between,
 )
+from sightline.service.inference.translation import DetectedLanguage
 from sightline.translation.markup import MarkupKind
 
 
@@ -85,7 +85,7 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     results, _, _ = await translate_between(call, body.inputs, requested, markup=markup)
     # Beams may differ in tokens alone.
     distinct_texts = [
-        dict.fromkeys([document.text for document in result.documents] if text.strip() else [""])
+        dict.fromkeys([one.text for one in result] if text.strip() else [""])
         for text, result in zip(body.inputs.texts, results, strict=True)
     ]
     translated = [next(iter(texts)) for texts in distinct_texts]
@@ -94,7 +94,7 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
         others = [list(texts)[1:] for texts in distinct_texts]
         response["alternatives"] = others if body.inputs.is_list else others[0]
     if body.source_language == AUTO:
-        detected = [_detected(result.detected) for result in results if result.detected]
+        detected = [_detected(best.detected) for best, *_ in results if best.detected]
         response["detectedLanguage"] = detected if body.inputs.is_list else detected[0]
     return response
 

@@ -50,7 +50,7 @@ async def translate_batch(call: Call, body: BatchBody) -> BatchResults:
     languages = {"source_language": body.source_language, "target_language": body.target_language}
     call.field_names = {**call.field_names, "markup": "html"}
     results, _, _ = await translate_between(call, body.inputs, languages, markup="html" if body.html else None)
-    return {"results": [result.documents[0].text for result in results]}
+    return {"results": [result[0].text for result in results]}
 
 
 async def translate_page(call: Call, body: ImmersiveBody) -> ImmersiveTranslations:
@@ -60,7 +60,7 @@ async def translate_page(call: Call, body: ImmersiveBody) -> ImmersiveTranslatio
     results, _, _ = await translate_between(call, body.inputs, languages)
     return {
         "translations": [
-            {"detected_source_lang": result.route[0].source, "text": result.documents[0].text} for result in results
+            {"detected_source_lang": result[0].route[0].source, "text": result[0].text} for result in results
         ]
     }
 

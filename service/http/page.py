@@ -1,4 +1,4 @@
-"""GET / and GET /page/{file}: the page that shows the attention of a model.
+"""GET / and GET /page/{file}: the page that translates, and shows the attention of models.
 
 The page is static: HTML, CSS and ES modules in `service/page`, without a build step. Its script
 uses the public API only. A content security policy forbids content from other hosts.
@@ -22,12 +22,12 @@ def endpoints(frame_ancestors: Sequence[str]) -> list[Endpoint]:
     `frame_ancestors` are the origins of pages that may show this page in a frame.
     """
     folder = sorted(files("sightline.service.page").iterdir(), key=lambda file: file.name)
-    own_files = read_files(folder, frame_ancestors, {"index.html": "Accept, Accept-Encoding"})
+    own_files = read_files(folder, frame_ancestors, vary="Accept, Accept-Encoding")
 
     async def show_root(call: Call, headers: Headers) -> Raw:
         """Show the name of the service, its version, its documentation and its models.
 
-        Clients that accept `text/html`, as browsers do, get the page that shows attention.
+        Clients that accept `text/html`, as browsers do, get the page.
         """
         if prefers(HTML, headers):
             return own_files["index.html"].response(headers)

@@ -45,23 +45,19 @@ class StaticContent:
 
 
 def read_files(
-    files: Iterable[Traversable], frame_ancestors: Sequence[str], vary: Mapping[str, str] | None = None
+    files: Iterable[Traversable], frame_ancestors: Sequence[str], vary: str = "Accept-Encoding"
 ) -> dict[str, StaticContent]:
     """Return the files of a page by name; those of other types than `MEDIA_TYPES` are left out.
 
-    `frame_ancestors` are the origins of pages that may show this page in a frame. `vary` has the
-    header `Vary` of files for which it is not only `Accept-Encoding`.
+    `frame_ancestors` are the origins of pages that may show this page in a frame.
     """
     headers = {
         "content-security-policy": POLICY + (" ".join(frame_ancestors) or "'none'"),
         "referrer-policy": "no-referrer",
+        "vary": vary,
     }
     return {
-        file.name: StaticContent(
-            file.read_bytes(),
-            f"{MEDIA_TYPES[suffix]}; charset=utf-8",
-            headers | {"vary": (vary or {}).get(file.name, "Accept-Encoding")},
-        )
+        file.name: StaticContent(file.read_bytes(), f"{MEDIA_TYPES[suffix]}; charset=utf-8", headers)
         for file in files
         if (suffix := file.name.rpartition(".")[2]) in MEDIA_TYPES
     }

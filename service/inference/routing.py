@@ -2,10 +2,8 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import Field
+from dataclasses import replace
+from typing import Any
 
 from sightline.base.bundle import Languages
 from sightline.service.api_errors import ApiError
@@ -15,7 +13,9 @@ from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.language_choice import fitting_translators, translators
 from sightline.service.inference.results import TimingsMs, Usage
 from sightline.service.inference.translation import (
-    TranslatedDocument,
+    NO_TERMS,
+    DetectedLanguage,
+    TranslateOutput,
     TranslationStep,
     UsageRecord,
     translate_documents,
@@ -28,26 +28,14 @@ AUTO = "auto"  # in place of a source language
 Models = list[tuple[str, Languages]]
 
 
-@dataclass(frozen=True)
-class DetectedLanguage:
-    """A language that a text probably has."""
-
-    language: Annotated[str, Field(description="BCP 47 tag, as the models name it.")]
-    confidence: Annotated[float, Field(description="Probability, from 0 to 1, among the languages of the models.")]
-
-
-@dataclass(frozen=True)
-class RoutedTranslation:
-    """The translations of an input, and the way to them."""
-
-    documents: Sequence[TranslatedDocument]  # best first
-    route: Sequence[Step]
-    detected: DetectedLanguage | None = None  # if the call does not name the language
-
-
 async def translate_between(
-    call: Call, inputs: Texts, requested: Mapping[str, Any], name: str | None = None, markup: MarkupKind | None = None
-) -> tuple[list[RoutedTranslation], Usage, TimingsMs]:
+    call: Call,
+    inputs: Texts,
+    requested: Mapping[str, Any],
+    name: str | None = None,
+    markup: MarkupKind | None = None,
+    glossary: Mapping[str, str] = NO_TERMS,
+) -> tuple[list[list[TranslateOutput]], Usage, TimingsMs]:
     """Translate texts between the languages that the parameters of a request name.
 
     Without a name, the languages choose the models. The source language may be `AUTO`.
@@ -61,16 +49,15 @@ async def translate_between(
     for index, found in enumerate(detected):
         route = _route(call, models, name, source if found is None else found.language, target)
         groups.setdefault(tuple(route), []).append(index)
-    record, results = UsageRecord(call), dict[int, RoutedTranslation]()
+    record, results = UsageRecord(call), dict[int, list[TranslateOutput]]()
     steps = list[TranslationStep]()
     for ways, indices in groups.items():
         steps = [await _step(call, each, {**requested, "num_return_sequences": 1}) for each in ways[:-1]]
         steps.append(await _step(call, ways[-1], requested))
         texts = inputs.select(indices) if len(groups) > 1 else inputs
-        for index, documents in zip(
-            indices, await translate_documents(call, steps, texts, markup, record), strict=True
-        ):
-            results[index] = RoutedTranslation(documents, ways, detected[index])
+        translated = await translate_documents(call, steps, texts, markup, record, glossary)
+        for index, ranks in zip(indices, translated, strict=True):
+            results[index] = [replace(one, index=index, detected=detected[index], route=ways) for one in ranks]
     return [results[index] for index in range(len(inputs))], *record.write(steps[-1].model)
 
 

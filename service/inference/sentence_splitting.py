@@ -136,31 +136,29 @@ def _is_about_tokens(parameters: GenerateParameters, is_whole: bool) -> bool:
 
 def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> Iterator[SplitText]:
     """Split all inputs; a sentence is generated `num_samples` times."""
-    limit, num_sentences = MAX_SENTENCES, 0
+    num_sentences = 0
     for text in inputs.texts:
         if not call.seconds_left:  # the call has already failed
             raise ApiError("deadline_exceeded")
-        split_text = split_sentences(text, language, limit - num_sentences)
+        split_text = split_sentences(text, language, MAX_SENTENCES - num_sentences)
         if split_text is None:
-            raise _too_many(f"more than {limit}", num_samples, limit)
+            raise _too_many(f"more than {MAX_SENTENCES}", num_samples)
         num_sentences += len(split_text.sentences)
         yield split_text
-    if num_sentences * num_samples > limit:
-        raise _too_many(str(num_sentences), num_samples, limit)
+    check_number(num_sentences, num_samples)
 
 
-def check_number(num_sentences: int, parameters: GenerateParameters) -> None:
+def check_number(num_sentences: int, num_samples: int) -> None:
     """Reject a call that generates from too many sentences."""
-    num_samples = parameters.num_return_sequences if parameters.do_sample else 1
     if num_sentences * num_samples > MAX_SENTENCES:
-        raise _too_many(str(num_sentences), num_samples, MAX_SENTENCES)
+        raise _too_many(str(num_sentences), num_samples)
 
 
-def _too_many(num_sentences: str, num_samples: int, limit: int) -> ApiError:
+def _too_many(num_sentences: str, num_samples: int) -> ApiError:
     each = f", each with {{num_return_sequences}} {num_samples}" if num_samples > 1 else ""
     message = (
-        f"A call generates at most {limit} sequences from sentences, got {num_sentences} sentences{each}. Send the "
-        "text in several calls."
+        f"A call generates at most {MAX_SENTENCES} sequences from sentences, got {num_sentences} sentences{each}. "
+        "Send the text in several calls."
     )
     return ApiError("invalid_parameter", message, field="inputs")
 

@@ -1,6 +1,6 @@
 """Translation of texts with marks: the engine that `sightline.translation` asks for sentences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, NamedTuple
@@ -20,36 +20,15 @@ from sightline.service.inference.sentence_splitting import check_number
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import DEFAULT_NEW_TOKENS, AttentionSelection, GenerateParameters
 from sightline.translation.alignment import Translated
-from sightline.translation.marks import MarkedText, TranslatedText, as_source, chained, unchanged
+from sightline.translation.glossary import Glossary
+from sightline.translation.marks import MarkedText, TranslatedText, as_source, chained
 from sightline.translation.markup import Markup, MarkupError, MarkupKind
+from sightline.translation.routes import Step
 from sightline.translation.translator import translate_texts
 
 MAX_TOKENS = DEFAULT_NEW_TOKENS - 16  # of a sentence that is not divided; its translation may be longer
+NO_TERMS: Mapping[str, str] = {}
 CHARACTERS_PER_TOKEN = 2  # fewer than almost all sentences have, to estimate the size of their maps
-
-
-class TranslationStep(NamedTuple):
-    """A translation by one model, whose parameters have the languages."""
-
-    model: ServedModel
-    parameters: GenerateParameters
-
-
-async def translate_marked(
-    call: Call, steps: Sequence[TranslationStep], texts: Sequence[MarkedText], record: "UsageRecord"
-) -> list[list[TranslatedText]]:
-    """Translate texts with their marks, by one model after the other.
-
-    Return `num_return_sequences` translations of each, as the last model has them, best first.
-    """
-    before, ranks = [unchanged(text) for text in texts], list[list[TranslatedText]]()
-    for model, parameters in steps:
-        check_parameters(model, parameters, len(texts))
-        sources = [as_source(text, translated) for text, translated in zip(texts, before, strict=True)]
-        found = await translate_texts(sources, SentenceTranslator(call, model, sources, parameters, record))
-        ranks = [[chained(first, each) for each in of_text] for first, of_text in zip(before, found, strict=True)]
-        before = [best for best, *_ in ranks]
-    return ranks
 
 
 @dataclass(frozen=True)
@@ -64,67 +43,126 @@ class PlacedTag:
 
 
 @dataclass(frozen=True)
-class TranslatedDocument:
-    """A translation of a text or of markup."""
+class DetectedLanguage:
+    """A language that a text probably has."""
 
-    text: str
-    tags: Sequence[PlacedTag] = ()
+    language: Annotated[str, Field(description="BCP 47 tag, as the models name it.")]
+    confidence: Annotated[float, Field(description="Probability, from 0 to 1, among the languages of the models.")]
+
+
+@dataclass(frozen=True)
+class TranslateOutput:
+    """The translation of an input."""
+
+    index: Annotated[int, Field(description="Index of the input.")]
+    text: Annotated[str, Field(description="The translation.")]
+    tags: Annotated[
+        Sequence[PlacedTag], Field(description="Elements inside of sentences, in their order in the input.")
+    ]
+    sentences: Annotated[
+        Sequence[tuple[int, int, int, int]],
+        Field(
+            description="Start and end of each sentence in the input, and in `text`; empty with `markup`, or if two "
+            "models translate."
+        ),
+    ]
+    detected: Annotated[DetectedLanguage | None, Field(description="Language of the input, if the call has `auto`.")]
+    route: Annotated[
+        Sequence[Step], Field(description="Models that translated one after the other, with their languages.")
+    ]
+
+
+class TranslationStep(NamedTuple):
+    """A translation by one model, whose parameters have the languages."""
+
+    model: ServedModel
+    parameters: GenerateParameters
+
+
+async def translate_marked(
+    call: Call,
+    steps: Sequence[TranslationStep],
+    texts: Sequence[MarkedText],
+    record: "UsageRecord",
+    glossary: Mapping[str, str] = NO_TERMS,
+) -> list[list[TranslatedText]]:
+    """Translate texts with their marks, by one model after the other.
+
+    Return `num_return_sequences` translations of each, as the last model has them, best first. The
+    `glossary` has translations of terms.
+    """
+    if glossary and (len(steps) > 1 or steps[0].model.manifest.cross_attention is None):
+        reason = "it has no cross-attention" if len(steps) == 1 else "another model translates after it"
+        message = f"{steps[0].model.name} cannot place terms, because {reason}; leave {{glossary}} out."
+        raise ApiError("unsupported_parameter", message, field="glossary")
+    ranks, before = list[list[TranslatedText]](), list[TranslatedText]()
+    for model, parameters in steps:
+        check_parameters(model, parameters, len(texts))
+        sources = list(map(as_source, texts, before)) if before else texts
+        found = await translate_texts(
+            sources, SentenceTranslator(call, model, sources, parameters, record), Glossary(glossary)
+        )
+        if before:
+            found = [[chained(first, one) for one in ones] for first, ones in zip(before, found, strict=True)]
+        ranks, before = found, [best for best, *_ in found]
+    return ranks
 
 
 async def translate_documents(
-    call: Call, steps: Sequence[TranslationStep], inputs: Texts, markup: MarkupKind | None, record: "UsageRecord"
-) -> list[list[TranslatedDocument]]:
+    call: Call,
+    steps: Sequence[TranslationStep],
+    inputs: Texts,
+    markup: MarkupKind | None,
+    record: "UsageRecord",
+    glossary: Mapping[str, str] = NO_TERMS,
+) -> list[list[TranslateOutput]]:
     """Translate texts with or without markup.
 
     Return `num_return_sequences` translations of each, the best first.
     """
     if markup is None:
         texts = [MarkedText(text) for text in inputs.texts]
-        translated = await translate_marked(call, steps, texts, record)
-        return [[TranslatedDocument(result.text) for result in ranks] for ranks in translated]
+        translated = await translate_marked(call, steps, texts, record, glossary)
+        return [
+            [TranslateOutput(index, rank.text, (), rank.sentences, None, ()) for rank in ranks]
+            for index, ranks in enumerate(translated)
+        ]
     model, parameters = steps[-1]
     language = choose_languages(model, parameters.source_language, parameters.target_language).target
-
-    def read() -> list[Markup]:
-        documents = []
-        for position, text in enumerate(inputs.texts):
-            try:
-                documents.append(Markup(text, markup))
-            except MarkupError as error:
-                raise ApiError("invalid_parameter", str(error), field="inputs", index=inputs.index(position)) from None
-        return documents
-
     try:
-        documents = await call.tokenize(read, inputs.texts)
+        documents = await call.tokenize(lambda: list(_read(inputs, markup)), inputs.texts)
     except ModuleNotFoundError:
         message = (
             "This service cannot read markup, because lxml is missing; its operator can install the extra documents."
         )
         raise ApiError("unsupported_parameter", message, field="markup") from None
     texts = [text for each in documents for text in each.texts]
-    results = iter(await translate_marked(call, steps, texts, record))
-    by_document = [[next(results) for _ in each.texts] for each in documents]
+    results = iter(await translate_marked(call, steps, texts, record, glossary))
 
-    def write() -> list[list[TranslatedDocument]]:
-        written = []
-        for text, document, of_texts in zip(inputs.texts, documents, by_document, strict=True):
-            ranks = list(zip(*of_texts, strict=False)) or [()]
-            written.append([TranslatedDocument(document.write(ranks[0], language), _tags(document, ranks[0]))])
-            for rank in ranks[1:]:
-                document = Markup(text, markup)
-                written[-1].append(TranslatedDocument(document.write(rank, language), _tags(document, rank)))
-        return written
+    def write(index: int, document: Markup) -> list[TranslateOutput]:
+        ranks = list(zip(*[next(results) for _ in document.texts], strict=False)) or [()]
+        tags = list(document.tags)  # `write` can be called once
+        return [
+            TranslateOutput(
+                index, Markup(inputs.texts[index], markup).write(rank, language), _placed(tags, rank), (), None, ()
+            )
+            for rank in ranks
+        ]
 
-    return await call.tokenize(write, inputs.texts)
+    return await call.tokenize(lambda: [write(*document) for document in enumerate(documents)], inputs.texts)
 
 
-def _tags(document: Markup, translations: Sequence[TranslatedText]) -> list[PlacedTag]:
-    """Return the elements in the sentences of a document, in the order of the source."""
-    placed = []
-    for names, translation in zip(document.tags, translations, strict=True):
-        confidences = {mark.index: mark.confidence for mark in translation.marks}
-        placed += [PlacedTag(name, confidences[index]) for index, name in enumerate(names) if name]
-    return placed
+def _read(inputs: Texts, markup: MarkupKind) -> Iterator[Markup]:
+    for position, text in enumerate(inputs.texts):
+        try:
+            yield Markup(text, markup)
+        except MarkupError as error:
+            raise ApiError("invalid_parameter", str(error), field="inputs", index=inputs.index(position)) from None
+
+
+def _placed(tags: Sequence[tuple[int, int, str]], translations: Sequence[TranslatedText]) -> list[PlacedTag]:
+    confidences = [{mark.index: mark.confidence for mark in translation.marks} for translation in translations]
+    return [PlacedTag(name, confidences[text][mark]) for text, mark, name in tags]
 
 
 class UsageRecord:
@@ -187,7 +225,7 @@ class SentenceTranslator:
 
     async def translate(self, sentences: Sequence[str], are_aligned: Sequence[bool]) -> Sequence[list[Translated]]:
         """Return `num_return_sequences` translations of each sentence, the best first."""
-        check_number(len(sentences), self._parameters)
+        check_number(len(sentences), 1)
         results: dict[int, list[Translated]] = {}
         aligns = self._model.manifest.cross_attention is not None
         plain = [index for index, is_aligned in enumerate(are_aligned) if not (is_aligned and aligns)]

@@ -1,1 +1,1 @@
-"""Files of the page that shows attention; `sightline.service.http.page` serves them."""
+"""Files of the page for browsers; `sightline.service.http.page` serves them."""

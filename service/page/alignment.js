@@ -1,21 +1,19 @@
 /** The alignment view: tokens in two columns, and lines as strong as the attention between them. */
 
 import { isDark } from "./colours.js";
+import { element } from "./dom.js";
 import { alignment } from "./svg.js";
 
 export class Alignment {
   /**
-   * @param element element that the view fills
+   * @param root element that the view fills
    * @param onHover called with `(row, column)` where the other index is null, or with `null`
    */
-  constructor(element, onHover) {
-    this._element = element;
+  constructor(root, onHover) {
     this._onHover = onHover;
-    this._readout = document.createElement("output");
-    this._readout.className = "readout";
-    this._picture = document.createElement("div");
-    this._picture.className = "alignment scroller";
-    element.replaceChildren(this._readout, this._picture);
+    this._readout = element("output", { className: "readout" });
+    this._picture = element("div", { className: "alignment scroller" });
+    root.replaceChildren(this._readout, this._picture);
     for (const type of ["pointerover", "focusin"]) this._picture.addEventListener(type, event => this._enter(event.target));
     for (const type of ["pointerleave", "focusout"]) this._picture.addEventListener(type, () => onHover(null));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.matrix && this.show(this.matrix));
@@ -49,9 +47,9 @@ export class Alignment {
   /** Highlight the lines of a row, of a column, or of both. */
   highlight(cell) {
     const [row, column] = cell ?? [null, null];
-    const isChosen = element =>
-      (row === null || element.dataset.row === undefined || Number(element.dataset.row) === row) &&
-      (column === null || element.dataset.column === undefined || Number(element.dataset.column) === column);
+    const isChosen = ({ dataset }) =>
+      (row === null || dataset.row === undefined || Number(dataset.row) === row) &&
+      (column === null || dataset.column === undefined || Number(dataset.column) === column);
     for (const line of this._picture.querySelectorAll("path")) line.classList.toggle("dim", cell !== null && !isChosen(line));
     for (const token of this._picture.querySelectorAll(".token")) {
       const isCurrent = token.dataset.row !== undefined ? Number(token.dataset.row) === row : Number(token.dataset.column) === column;

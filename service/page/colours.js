@@ -26,6 +26,15 @@ export function scale(maximum, { isDifference = false, theme = isDark() ? "dark"
   return weight => mix(weight < 0 ? negative : positive, Math.min(1, Math.abs(weight) / maximum) ** GAMMA);
 }
 
+/** Return the ends of a scale as texts, and its colours from end to end. */
+export function legend(maximum, options = {}) {
+  const least = options.isDifference ? -maximum : 0;
+  const percent = weight => `${(100 * weight).toFixed(maximum < 0.1 && weight ? 1 : 0)} %`;
+  const colour = scale(maximum, options);
+  const colours = Array.from({ length: 21 }, (_, index) => css(colour(least + ((maximum - least) * index) / 20)));
+  return { least: percent(least), most: percent(maximum), colours };
+}
+
 function mix(colours, share) {
   const position = share * (colours.length - 1);
   const index = Math.min(colours.length - 2, Math.floor(position));

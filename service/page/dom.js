@@ -44,6 +44,20 @@ export function button(text, onClick, properties = {}) {
   return made;
 }
 
+/** Return the message of an error, with a retry if it can help; after an overload, the retry waits as long as the service asks. */
+export function errorBox(error, onRetry) {
+  const retry = button("Retry", onRetry);
+  const box = element("div", { className: "error", role: "alert" }, element("p", { textContent: error.message }), error.canRetry ? retry : null);
+  let seconds = Math.ceil(error.retryAfter ?? 0);
+  const count = () => {
+    retry.disabled = seconds > 0;
+    retry.textContent = seconds > 0 ? `Retry in ${seconds} s` : "Retry";
+    if (seconds-- > 0) setTimeout(count, 1000);
+  };
+  count();
+  return box;
+}
+
 const MARKS = { " ": "␣", "\n": "\\n", "\t": "\\t", "\r": "\\r" };
 // All but whitespace, control characters, marks without width of their own, and fillers.
 const VISIBLE = new RegExp(String.raw`[^\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e`

@@ -1,6 +1,7 @@
 /** All heads of a model: small heat maps by layer and head, and a sortable list of their statistics. */
 
 import { scale } from "./colours.js";
+import { button, element } from "./dom.js";
 import { Matrix } from "./maps.js";
 import { imageOf } from "./svg.js";
 
@@ -15,12 +16,12 @@ const COLUMNS = [
 
 export class Heads {
   /**
-   * @param element element that the view fills
+   * @param root element that the view fills
    * @param onChoose called with `(layer, head)` when a head is chosen
    * @param hasList false shows the heat maps only
    */
-  constructor(element, onChoose, { hasList = true } = {}) {
-    this._element = element;
+  constructor(root, onChoose, { hasList = true } = {}) {
+    this._root = root;
     this._onChoose = onChoose;
     this._hasList = hasList;
     this._sort = ["layer", 1];
@@ -35,11 +36,9 @@ export class Heads {
     this._statistics = [];
     this._observer?.disconnect();
     const { layers, heads } = maps.kind(kind);
-    this._grid = document.createElement("div");
-    this._grid.className = "heads";
-    this._list = document.createElement("div");
-    this._list.className = "scroller";
-    this._element.replaceChildren(this._grid, this._list);
+    const grid = element("div", { className: "heads" });
+    this._list = element("div", { className: "scroller" });
+    this._root.replaceChildren(grid, this._list);
     this._observer = new IntersectionObserver(entries => {
       for (const { isIntersecting, target } of entries)
         if (isIntersecting) {
@@ -48,25 +47,18 @@ export class Heads {
         }
     }, { rootMargin: "300px" });
     for (let layer = 0; layer < layers; layer++) {
-      const line = document.createElement("div");
-      line.className = "layer";
-      line.dataset.layer = layer;
-      line.append(Object.assign(document.createElement("span"), { textContent: `Layer ${layer}`, className: "name" }));
+      const line = element("div", { className: "layer", "data-layer": layer }, element("span", { textContent: `Layer ${layer}`, className: "name" }));
       for (let head = 0; head < heads; head++) line.append(this._button(layer, head));
-      this._grid.append(line);
+      grid.append(line);
       if (layer === 0) this._fill(line, maps, kind, units, layer, hideSpecial);
       else this._observer.observe(line);
     }
   }
 
   _button(layer, head) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.title = button.ariaLabel = `Layer ${layer}, head ${head}`;
-    button.ariaPressed = String(layer === this._chosen[0] && head === this._chosen[1]);
-    button.dataset.head = head;
-    button.addEventListener("click", () => this._onChoose(layer, head));
-    return button;
+    const name = `Layer ${layer}, head ${head}`;
+    const ariaPressed = String(layer === this._chosen[0] && head === this._chosen[1]);
+    return button("", () => this._onChoose(layer, head), { title: name, ariaLabel: name, ariaPressed, "data-head": head });
   }
 
   async _fill(line, maps, kind, units, layer, hideSpecial) {
@@ -74,7 +66,7 @@ export class Heads {
     try {
       one = await maps.layer(kind, units, layer);
     } catch (error) {
-      line.append(Object.assign(document.createElement("span"), { className: "error", textContent: error.message }));
+      line.append(element("span", { className: "error", textContent: error.message }));
       return;
     }
     one.heads.forEach((data, head) => {
@@ -91,21 +83,16 @@ export class Heads {
   _table() {
     const [key, direction] = this._sort;
     const columns = COLUMNS.filter(([name]) => this._statistics.some(one => one[name] !== null && one[name] !== undefined));
-    const table = document.createElement("table");
-    table.className = "statistics";
+    const table = element("table", { className: "statistics" });
     table.createCaption().textContent = "Heads; click a column to sort, a row to open the head.";
     const head = table.createTHead().insertRow();
     for (const [name, title, help] of columns) {
-      const cell = document.createElement("th");
-      cell.scope = "col";
-      cell.ariaSort = name === key ? (direction > 0 ? "ascending" : "descending") : "none";
-      const button = Object.assign(document.createElement("button"), { type: "button", textContent: title, title: help });
-      button.addEventListener("click", () => {
+      const ariaSort = name === key ? (direction > 0 ? "ascending" : "descending") : "none";
+      const sort = () => {
         this._sort = [name, name === key ? -direction : name === "layer" || name === "head" ? 1 : -1];
         this._list.replaceChildren(this._table());
-      });
-      cell.append(button);
-      head.append(cell);
+      };
+      head.append(element("th", { scope: "col", ariaSort }, button(title, sort, { title: help })));
     }
     const order = (first, second) => direction * ((first[key] ?? -1) - (second[key] ?? -1)) || first.layer - second.layer || first.head - second.head;
     const body = table.createTBody();
@@ -116,13 +103,7 @@ export class Heads {
       columns.forEach(([name], index) => {
         const cell = line.insertCell();
         const text = one[name] === null || one[name] === undefined ? "–" : Number.isInteger(one[name]) && index < 2 ? String(one[name]) : one[name].toFixed(2);
-        if (index !== 1) cell.textContent = text;
-        else {
-          const button = Object.assign(document.createElement("button"), { type: "button", textContent: text });
-          button.ariaLabel = `Open head ${text} of layer ${one.layer}`;
-          button.addEventListener("click", () => this._onChoose(one.layer, one.head));
-          cell.append(button);
-        }
+        cell.append(index === 1 ? button(text, () => this._onChoose(one.layer, one.head), { ariaLabel: `Open head ${text} of layer ${one.layer}` }) : text);
       });
     }
     return table;

@@ -1,6 +1,7 @@
 /** A heat map on a canvas: values on hover or by the arrow keys, smooth with 512 × 512 weights. */
 
-import { css, isDark, needsWhite, scale } from "./colours.js";
+import { css, isDark, legend, needsWhite, scale } from "./colours.js";
+import { element } from "./dom.js";
 import { imageOf } from "./svg.js";
 
 const MAX_CELL = 34;
@@ -10,27 +11,23 @@ const MAX_TABLE = 80; // rows or columns of the table for screen readers
 
 export class HeatMap {
   /**
-   * @param element element that the map fills
+   * @param root element that the map fills
    * @param onHover called with `(row, column)` of the cell under the pointer, or with `null`
    */
-  constructor(element, onHover, { isDifference = false } = {}) {
+  constructor(root, onHover, { isDifference = false } = {}) {
     this._isDifference = isDifference;
     this._onHover = onHover;
-    this._scroller = document.createElement("div");
-    this._scroller.className = "scroller";
-    this._canvas = document.createElement("canvas");
-    this._canvas.tabIndex = 0;
-    this._canvas.setAttribute("role", "application");
-    this._readout = document.createElement("output");
-    this._readout.className = "readout";
-    this._scroller.append(this._canvas);
-    element.replaceChildren(this._readout, this._scroller);
+    this._canvas = element("canvas", { tabIndex: 0, role: "application" });
+    this._scroller = element("div", { className: "scroller" }, this._canvas);
+    this._readout = element("output", { className: "readout" });
+    this._legend = element("p", { className: "legend" });
+    root.replaceChildren(this._readout, this._scroller, this._legend);
     this._cell = null; // highlighted [row, column]
     this._canvas.addEventListener("pointermove", event => this._point(event));
     this._canvas.addEventListener("pointerleave", () => onHover(null));
     this._canvas.addEventListener("keydown", event => this._move(event));
     this._canvas.addEventListener("focus", () => this._cell ?? onHover([0, 0]));
-    new ResizeObserver(() => this.matrix && this._draw()).observe(element);
+    new ResizeObserver(() => this.matrix && this._draw()).observe(root);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.matrix && this.show(this.matrix));
   }
 
@@ -40,6 +37,10 @@ export class HeatMap {
     this._maximum = matrix.maximum;
     this._colour = scale(this._maximum, { isDifference: this._isDifference });
     this._image = imageOf(matrix, this._colour);
+    const { least, most, colours } = legend(this._maximum, { isDifference: this._isDifference });
+    const bar = element("span");
+    bar.style.background = `linear-gradient(to right, ${colours.join()})`;
+    this._legend.replaceChildren(least, bar, most);
     this._canvas.setAttribute("aria-label", `Heat map: ${matrix.title}. ${matrix.rows.length} rows that attend, ` +
       `${matrix.columns.length} columns. Use the arrow keys to read the weights.`);
     this._draw();
@@ -183,22 +184,11 @@ const FONT = `13px ${FAMILY}`;
 export function tableOf(matrix) {
   const { rows, columns } = matrix;
   if (rows.length > MAX_TABLE || columns.length > MAX_TABLE) return null;
-  const table = document.createElement("table");
-  const head = table.createTHead().insertRow();
-  const cellOf = (line, text, scope) => {
-    const cell = document.createElement(scope ? "th" : "td");
-    if (scope) cell.scope = scope;
-    cell.textContent = text;
-    line.append(cell);
-  };
-  cellOf(head, "attends ↓ to →", "col");
-  columns.forEach(column => cellOf(head, column.text, "col"));
+  const heading = (textContent, scope) => element("th", { textContent, scope });
+  const table = element("table", { ariaLabel: matrix.title });
+  table.createTHead().insertRow().append(heading("attends ↓ to →", "col"), ...columns.map(({ text }) => heading(text, "col")));
   const body = table.createTBody();
-  rows.forEach((row, index) => {
-    const line = body.insertRow();
-    cellOf(line, row.text, "row");
-    columns.forEach((_, column) => cellOf(line, matrix.weight(index, column).toFixed(3)));
-  });
-  table.ariaLabel = matrix.title;
+  rows.forEach((row, index) => body.insertRow().append(heading(row.text, "row"),
+    ...columns.map((_, column) => element("td", { textContent: matrix.weight(index, column).toFixed(3) }))));
   return table;
 }

@@ -58,9 +58,8 @@ export class Hiding {
   async _compare() {
     const { hidden } = this._side;
     if (!hidden.length) return this._result.replaceChildren();
-    const { source_language, target_language } = this._parameters;
-    const languages = source_language ? { source_language, target_language } : {};
-    const score = extra => request("/v1/score", { ...this._identity, ...languages, targets: this._text, ...extra });
+    const { source_language, target_language } = this._parameters; // undefined ones are not sent
+    const score = extra => request("/v1/score", { ...this._identity, source_language, target_language, targets: this._text, ...extra });
     const [{ outputs: [generated] }, { outputs: [before] }, { outputs: [after] }, similar] = await Promise.all([
       request("/v1/generate", { ...this._identity, parameters: { ...this._parameters, hidden_source_tokens: hidden } }),
       score({}),

@@ -1,14 +1,15 @@
-/** The page: one or two sides, the view of their attention, and its export. */
+/** The page: a translator; and one or two sides, the view of their attention, and its export. */
 
 import { request } from "./api.js";
 import { Alignment } from "./alignment.js";
-import { button, element, field, select } from "./dom.js";
+import { button, element, errorBox, field, select } from "./dom.js";
 import { Heads } from "./heads.js";
 import { HeatMap, tableOf } from "./heatmap.js";
 import { KIND_NAMES, Matrix } from "./maps.js";
 import { bars, Panel } from "./panel.js";
 import { DEFAULTS, fromFragment, isDamaged, side, toFragment } from "./state.js";
 import * as svg from "./svg.js";
+import { Translator, translates } from "./translator.js";
 import { copy, csvOf, jsonOf, linkOf, pngOf, save, snippetOf } from "./exports.js";
 
 const VIEWS = { alignment: "Alignment", heatmap: "Heat map", heads: "All heads", table: "Table" };
@@ -28,6 +29,8 @@ let panels = [];
 let shown = []; // matrices in the view
 let views = []; // components that show them
 let numViews = 0;
+let translator = null; // null if no model translates
+let lookInside = "#attention"; // fragment of the link from the translator to the attention of its text
 const isEmbedded = new URLSearchParams(location.search).has("embed");
 
 /** Wait for the models of the service, and build the page. */
@@ -46,9 +49,29 @@ async function start() {
   }
   byId("notice").replaceChildren();
   if (isDamaged(location.hash)) showDamage("the default model with an example");
-  const { default_model: first } = await request("/");
-  state.a.model ??= (cards.find(({ id }) => id === first) ?? cards[0]).id;
-  build();
+  const { default_model: first, default_models: { generate } } = await request("/");
+  const rank = ({ id }) => (id === first ? 0 : id === generate ? 1 : 2);
+  cards.sort((one, other) => rank(one) - rank(other));
+  if (cards.some(translates)) translator = new Translator(byId("translator"), cards, changeLink);
+  state.a.model ??= cards[0].id;
+  showView();
+}
+
+/** Show the translator at an address without a fragment, and else what is inside of the models. */
+function showView() {
+  const isTranslator = translator !== null && !isEmbedded && location.hash.length < 2;
+  byId("translator").hidden = !isTranslator;
+  byId("inside").hidden = byId("compare").hidden = isTranslator;
+  byId("purpose").textContent = isTranslator ? "Translate texts and documents." : "See the attention of a served model.";
+  byId("other-view").hidden = !translator;
+  byId("other-view").textContent = isTranslator ? "Look inside" : "Translate";
+  changeLink(lookInside);
+  if (!isTranslator && !panels.length) build();
+}
+
+function changeLink(fragment) {
+  lookInside = fragment;
+  byId("other-view").href = byId("translator").hidden ? "#" : lookInside;
 }
 
 /** Build the sides from the state, and run their models. */
@@ -59,15 +82,41 @@ function build() {
   panels = sides.map((one, index) => {
     const root = element("section", { className: "side", "aria-label": sides.length > 1 ? `Side ${"AB"[index]}` : "Input and output" });
     byId("sides").append(root);
-    const missing = one.model && !cards.some(({ id }) => id === one.model);
-    const panel = new Panel(root, cards, one, { changed: saveState, show, hover: hoverOutput, wait });
-    if (missing) root.prepend(element("p", { className: "error", role: "alert", textContent: "The model of this link is not served here; another one is shown." }));
+    const missing = cards.some(({ id }) => id === one.model) ? null : one.model;
+    if (missing) Object.assign(one, side({ input: one.input, model: cards[0].id }));
+    const panel = new Panel(root, cards, one, { changed: saveState, show, hover: hoverOutput, wait, edited, run: runSides });
+    if (missing) root.prepend(element("p", { className: "error", role: "alert", textContent: `This link is about the model ${missing}, which is not served here. Its text is shown with ${one.model}.` }));
     return panel;
   });
+  if (state.b) byId("sides").prepend(sharing());
   const compare = byId("compare");
   compare.textContent = state.b ? "End the comparison" : "Compare";
   compare.ariaPressed = String(Boolean(state.b));
   for (const panel of panels) panel.run();
+}
+
+/** Return the choice whether both sides have one text. */
+function sharing() {
+  state.isShared ??= state.a.input === state.b.input;
+  const box = element("input", { type: "checkbox", checked: state.isShared });
+  box.addEventListener("change", () => {
+    state.isShared = box.checked;
+    if (box.checked) edited(panels[0]);
+    saveState();
+  });
+  return field("One text for both sides", box);
+}
+
+const sharingSides = () => (state.b && state.isShared && panels[0].mode === panels[1].mode ? panels : []);
+
+/** Copy the text that was edited on one side to the other. */
+function edited(panel) {
+  for (const other of sharingSides()) if (other !== panel) other.take(panel.side.input);
+}
+
+/** Run a side, and the other one if it has the same text. */
+function runSides(panel) {
+  for (const one of new Set([panel, ...sharingSides()])) one.run();
 }
 
 /** Say that a link is damaged, and what the page shows instead of its view. */
@@ -131,19 +180,17 @@ async function drawView(isCurrent) {
   try {
     const matrices = await Promise.all(choices.map(async ({ panel, kind, layer, head }) => {
       const matrix = await panel.maps.matrix(kind.kind, units, layer, head);
+      matrix.title = `${panel.card.id}: ${matrix.title}`;
       return state.hideSpecial ? matrix.withoutSpecial() : matrix;
     }));
     if (!isCurrent()) return;
-    shown = matrices.map((matrix, index) => named(matrix, ready[index], ready.length > 1));
+    shown = matrices;
     draw(choices);
   } catch (error) {
     if (!isCurrent()) return;
-    view.replaceChildren(element("div", { className: "error", role: "alert" }, element("p", { textContent: error.message }), error.canRetry ? button("Retry", show) : null));
+    view.replaceChildren(errorBox(error, show));
   }
 }
-
-const named = (matrix, panel, isCompared) =>
-  isCompared ? new Matrix(matrix.rows, matrix.columns, matrix.data, `${panel.card.id}: ${matrix.title}`) : matrix;
 
 function draw(choices) {
   const figures = shown.map((matrix, index) => {
@@ -230,6 +277,9 @@ function navigator({ panel, kind, layer, head }) {
 /** Return a sentence on what is particular to a kind of attention. */
 function noteOf(kind, head, matrix) {
   const notes = matrix.isHard ? ["Each row attends to a single token, as with hard attention."] : [];
+  const isOfOne = kind.normalized && kind.window === null && (head === "mean" || typeof head === "number"); // rows sum to 1
+  const hidden = isOfOne ? 1 - matrix.data.reduce((sum, weight) => sum + weight, 0) / matrix.rows.length : 0;
+  if (hidden > 0.5) notes.push(`${Math.round(100 * hidden)} % of the weight is on special tokens. To see them, show them and do not merge to whole words.`);
   if (head === "rollout") notes.push(FORMULAS.rollout);
   if (kind.window?.centre === "predicted") notes.push(`Local attention: the decoder predicts a position and attends to ${kind.window.radius} tokens on both sides of it; weights are scaled by a Gaussian and do not sum to 1.`);
   if (kind.window?.centre === "monotonic") notes.push(`Local attention: row i attends to the columns i − ${kind.window.radius} to i + ${kind.window.radius} only.`);
@@ -246,7 +296,7 @@ async function showHeads(ready, units) {
     const place = element("div");
     new Heads(place, (chosenLayer, chosenHead) => change({ layer: chosenLayer, head: chosenHead, view: "heatmap", kind: kind.kind }))
       .show(panel.maps, kind.kind, units, state.hideSpecial, [layer, head]);
-    return element("figure", {}, element("figcaption", { textContent: `${ready.length > 1 ? `${panel.card.id}: ` : ""}${KIND_NAMES[kind.kind]}, all heads` }), place);
+    return element("figure", {}, element("figcaption", { textContent: `${panel.card.id}: ${KIND_NAMES[kind.kind]}, all heads; each with its own scale` }), place);
   });
   byId("view").className = "views several";
   byId("view").replaceChildren(...figures);
@@ -384,6 +434,7 @@ function stack(pictures) {
 }
 
 byId("compare").addEventListener("click", () => {
+  state.isShared = null;
   state.b = state.b ? null : side({ ...structuredClone(state.a), model: otherModel() });
   saveState();
   build();
@@ -397,12 +448,14 @@ function otherModel() {
 }
 
 addEventListener("hashchange", () => {
-  const given = fromFragment(location.hash);
   if (isDamaged(location.hash)) showDamage("the previous view");
-  if (!given || toFragment(given) === toFragment(state)) return;
-  state = given;
-  state.a.model ??= cards[0].id;
-  build();
+  const given = fromFragment(location.hash);
+  if (given && toFragment(given) !== toFragment(state)) {
+    state = given;
+    state.a.model ??= cards[0].id;
+    panels = [];
+  }
+  showView();
 });
 
 start();

@@ -1,7 +1,7 @@
 /** One side of the page: a model, its form, and the output. */
 
 import { request, stream } from "./api.js";
-import { button, element, field, select } from "./dom.js";
+import { button, element, errorBox, field, select } from "./dom.js";
 import { EXAMPLE_QUERY, examplesOf } from "./examples.js";
 import { Hiding } from "./hiding.js";
 import { AttentionMaps } from "./maps.js";
@@ -16,6 +16,8 @@ const TITLES = {
   rerank: "Rank",
   encode: "Compare",
 };
+const GROUPS = { translate: "Translate", chat: "Chat", complete: "Complete", encode: "Encode", classify: "Classify", tag: "Find entities", rerank: "Rank" };
+const STUDY = "Recurrent and linear systems of the attention study";
 // Something follows a line break or a sign that can end a sentence. The service decides where sentences end.
 const MAY_HAVE_SENTENCES = /[\n\r\u0085\u2028\u2029.!?…‼⁇⁈⁉。．！？｡।॥؟۔։።፧။]\s*\S/u;
 const MAX_LEFT_OUT = 30; // words of a classified text that are left out one by one
@@ -27,6 +29,18 @@ export function modeOf(card) {
   return ["rerank", "classify", "tag"].find(task => card.tasks.includes(task)) ?? "encode";
 }
 
+/** Return the options of a choice of models: with the beginning of their descriptions, in groups by what they do. */
+export function modelOptions(cards) {
+  const options = cards.map(card => {
+    const isOfStudy = card.architecture === "recurrent" || card.attention.some(({ kind }) => kind === "encoder_slots");
+    const group = isOfStudy ? STUDY : GROUPS[modeOf(card)];
+    const note = card.state === "ready" ? "" : " (loaded on first use)";
+    return [card.id, `${card.id} – ${card.description.split(". ", 1)[0].slice(0, 80)}${note}`, group];
+  });
+  const order = [...Object.values(GROUPS), STUDY];
+  return options.sort(([, , one], [, , other]) => order.indexOf(one) - order.indexOf(other)); // stable within a group
+}
+
 const isDecoderOnly = card => card.attention.length > 0 && card.attention.every(({ kind }) => kind === "decoder");
 
 export class Panel {
@@ -34,9 +48,9 @@ export class Panel {
    * @param root element that the panel fills
    * @param cards models, from GET /v1/models
    * @param side state of this side, which the panel changes
-   * @param app `{changed(), hover(start, panel), show(), wait()}`: the state changed, the pointer is at a token of the
-   *   output that starts at this character, there are new maps, or there
-   *   will be
+   * @param app `{changed(), edited(panel), hover(start, panel), run(panel), show(), wait()}`: the state changed, the
+   *   input was edited, the pointer is at a token of the output that starts at this character, the input is to be
+   *   run, there are new maps, or there will be
    */
   constructor(root, cards, side, app) {
     this._root = root;
@@ -72,9 +86,6 @@ export class Panel {
     side.model = card.id;
     if (!side.input && !side.messages) side.input = this._examples()[0];
     if (mode === "rerank" && !side.query) side.query = EXAMPLE_QUERY;
-    const isReady = one => one.state === "ready";
-    const lazy = this._cards.filter(one => !isReady(one)).map(({ id }) => [id, id, "Loaded on first use"]);
-    const models = [...this._cards.filter(isReady).map(({ id }) => [id, id]), ...lazy];
     const example = select([["", "Examples…"], ...this._examples().map(text => [text, text.split("\n")[0]])], "", text => {
       if (text) this._setInput(text);
     });
@@ -83,24 +94,25 @@ export class Panel {
     this._input.addEventListener("keydown", event => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey || mode === "chat") && !event.shiftKey) {
         event.preventDefault();
-        this.run();
+        this._app.run(this);
       }
     });
     this._status = element("p", { className: "status", role: "status" });
     this._output = element("div", { className: "output" });
     this._form = element("form", {},
       element("div", { className: "line" },
-        field("Model", select(models, card.id, name => this._setModel(name)), card.description),
+        field("Model", select(modelOptions(this._cards), card.id, name => this._setModel(name)), card.description),
         field("Example", example), ...this._languageFields()),
       element("p", { className: "about", textContent: card.description }),
-      mode === "rerank" ? field("Query", this._queryField()) : null,
+      mode === "rerank" ? field("Query", this._textField("query")) : null,
+      mode === "chat" ? field("System message", this._textField("system")) : null,
       mode === "chat" ? this._dialogue() : null,
       field({ chat: "Message", encode: "Texts, one on each line", rerank: "Documents, one on each line" }[mode] ?? "Text", this._input),
       this._options(),
       element("div", { className: "line" }, (this._submit = element("button", { className: "primary", textContent: TITLES[mode] })), this._status));
     this._form.addEventListener("submit", event => {
       event.preventDefault();
-      this.run();
+      this._app.run(this);
     });
     this._root.replaceChildren(this._form, this._output);
   }
@@ -109,10 +121,10 @@ export class Panel {
     return examplesOf(this.mode, this.side.source ?? this.card.languages?.source);
   }
 
-  _queryField() {
-    const query = element("input", { value: this.side.query, dir: "auto" });
-    query.addEventListener("input", () => (this.side.query = query.value));
-    return query;
+  _textField(name) {
+    const control = element("input", { value: this.side[name], dir: "auto" });
+    control.addEventListener("input", () => (this.side[name] = control.value));
+    return control;
   }
 
   _languageFields() {
@@ -131,9 +143,10 @@ export class Panel {
       list.append(element("li", { className: role, dir: "auto" }, element("b", { textContent: `${role}: ` }), content));
     if (this.side.messages?.length)
       list.append(element("li", {}, button("New dialogue", () => {
-        Object.assign(this.side, { messages: null, forced: null, input: "" });
+        Object.assign(this.side, { messages: [], forced: null, input: "" });
         this._build();
         this.run();
+        this._input.focus();
       })));
     return list;
   }
@@ -141,22 +154,16 @@ export class Panel {
   _options() {
     if (!["translate", "complete", "chat"].includes(this.mode)) return null;
     const { parameters } = this.side;
-    const number = (name, placeholder, attributes, help) => {
-      const input = element("input", { type: "number", value: parameters[name] ?? "", placeholder, ...attributes });
+    const parameter = (name, attributes, help) => {
+      const input = element("input", { value: parameters[name] ?? "", ...attributes });
       input.addEventListener("input", () => {
         if (input.value === "") delete parameters[name];
-        else parameters[name] = input.valueAsNumber;
+        else parameters[name] = input.type === "number" ? input.valueAsNumber : input.value;
       });
       return field(name, input, help);
     };
-    const text = (name, help) => {
-      const input = element("input", { value: parameters[name] ?? "", dir: "auto" });
-      input.addEventListener("input", () => {
-        if (input.value === "") delete parameters[name];
-        else parameters[name] = input.value;
-      });
-      return field(name, input, help);
-    };
+    const number = (name, placeholder, attributes, help) => parameter(name, { type: "number", placeholder, ...attributes }, help);
+    const text = (name, help) => parameter(name, { dir: "auto" }, help);
     const sample = element("input", { type: "checkbox", checked: parameters.do_sample ?? false });
     sample.addEventListener("change", () => {
       if (sample.checked) parameters.do_sample = true;
@@ -192,17 +199,25 @@ export class Panel {
   _setInput(text) {
     this._input.value = text;
     this._edited();
-    this.run();
+    this._app.run(this);
   }
 
   _edited() {
-    Object.assign(this.side, { input: this._input.value, sentence: 0, forced: null, hidden: [] });
+    this.take(this._input.value);
+    this._app.edited(this);
+  }
+
+  /** Set the input. */
+  take(input) {
+    Object.assign(this.side, { input, sentence: 0, forced: null, hidden: [] });
+    if (this._input.value !== input) this._input.value = input;
   }
 
   /** Run the model on the input, and show its output and attention. */
   async run() {
     this._abort?.abort();
     const abort = (this._abort = new AbortController());
+    if (this.mode === "chat" && this.side.input.trim()) this._send();
     this._output.replaceChildren();
     this._status.textContent = "Working…";
     this._submit.ariaBusy = "true";
@@ -218,25 +233,10 @@ export class Panel {
     } catch (error) {
       if (abort.signal.aborted) return;
       this._submit.ariaBusy = "false";
-      this._fail(error);
+      this._status.textContent = "";
+      this._output.append(errorBox(error, () => this.run()));
       this._app.show();
     }
-  }
-
-  /** Show an error, with a retry if it can help; after an overload, the retry waits as long as the service asks. */
-  _fail(error) {
-    this._status.textContent = "";
-    const retry = button("Retry", () => this.run());
-    const box = element("div", { className: "error", role: "alert" }, element("p", { textContent: error.message }), error.canRetry ? retry : null);
-    this._output.append(box);
-    let seconds = Math.ceil(error.retryAfter ?? 0);
-    if (!seconds) return;
-    const count = () => {
-      retry.disabled = seconds > 0;
-      retry.textContent = seconds > 0 ? `Retry in ${seconds} s` : "Retry";
-      if (seconds-- > 0 && box.isConnected) setTimeout(count, 1000);
-    };
-    count();
   }
 
   /** Fields that select the model and the languages. */
@@ -244,34 +244,29 @@ export class Panel {
     return { model: this.card.id };
   }
 
+  get _languages() {
+    const { side, card: { languages } } = this;
+    return languages ? { source_language: side.source ?? languages.source, target_language: side.target ?? languages.target } : {};
+  }
+
   get _parameters() {
-    const parameters = { ...this.side.parameters };
-    const { languages } = this.card;
-    if (languages && languages.sources.length + languages.targets.length > 2) {
-      parameters.source_language = this.side.source ?? languages.source;
-      parameters.target_language = this.side.target ?? languages.target;
-    }
-    return parameters;
+    return { ...this.side.parameters, ...this._languages };
   }
 
   // Generation
 
-  _run_translate(signal) {
-    return this._generate({ inputs: this.side.input }, signal);
-  }
-
   _run_complete(signal) {
-    return this._generate({ inputs: this.side.input }, signal);
+    return this._run_translate(signal);
   }
 
-  async _generate(inputs, signal) {
+  async _run_translate(signal) {
     const { side } = this;
-    const identity = { ...this._base, ...inputs };
+    const identity = { ...this._base, inputs: side.input };
     const parameters = { ...this._parameters };
     const isSplit = this.card.training_unit === "sentence" && !parameters.target_prefix && MAY_HAVE_SENTENCES.test(side.input.trim());
     if (side.forced !== null && !isSplit) return this._force(identity, signal);
     const numBeams = parameters.num_beams ?? 1;
-    const text = element("p", { className: "text", dir: "auto", lang: this._targetLanguage });
+    const text = element("p", { className: "text", dir: "auto", lang: this._languages.target_language ?? "" });
     this._output.replaceChildren(text);
     let best;
     let outputs;
@@ -331,7 +326,7 @@ export class Panel {
     const [best] = outputs;
     const own = { ...identity, inputs: best.source };
     if (this.side.forced !== null) return this._force(own, signal);
-    this._output.replaceChildren(element("p", { className: "text", dir: "auto", lang: this._targetLanguage, textContent: whole.text }), this._sentenceList());
+    this._output.replaceChildren(element("p", { className: "text", dir: "auto", lang: this._languages.target_language ?? "", textContent: whole.text }), this._sentenceList());
     this._showGenerated(best, outputs);
     // Sequence i of a call has the seed of the call plus i.
     const seed = parameters.do_sample ? { seed: parameters.seed + this._sentence } : {};
@@ -359,21 +354,13 @@ export class Panel {
 
   /** Read a given text as the output, instead of generating one. */
   async _force(identity, signal) {
-    const { side } = this;
-    const { source_language, target_language } = this._parameters;
-    const body = { ...identity, targets: side.forced, top_logprobs: 5 };
-    if (source_language) Object.assign(body, { source_language, target_language });
-    const { outputs: [output] } = await request("/v1/score", body, signal);
+    const { side, _languages: parameters } = this;
+    const { outputs: [output] } = await request("/v1/score", { ...identity, ...parameters, targets: side.forced, top_logprobs: 5 }, signal);
     this.outputs = [output];
     this._output.replaceChildren(element("p", { className: "text", dir: "auto", textContent: side.forced }), this._sentenceList());
     this._showGenerated({ ...output, text: side.forced }, []);
-    const parameters = source_language ? { source_language, target_language } : {};
     if (this.card.attention.length) this._setMaps({ ...identity, targets: side.forced, parameters });
     this._hiding(identity, side.forced);
-  }
-
-  get _targetLanguage() {
-    return this.side.target ?? this.card.languages?.target ?? "";
   }
 
   _showGenerated(best, outputs) {
@@ -417,17 +404,32 @@ export class Panel {
     this._output.append(hiding.element);
   }
 
+  /** Move the message that was written to the dialogue, after the reply to the last one. */
+  _send() {
+    const { side, _reply: reply } = this;
+    const messages = [...(side.messages ?? [])];
+    if (messages.at(-1)?.role === "user") {
+      if (reply) messages.push({ role: "assistant", content: reply });
+      else messages.pop(); // it has failed
+    }
+    messages.push({ role: "user", content: side.input });
+    const hasFocus = this._root.contains(document.activeElement);
+    Object.assign(side, { messages, input: "", forced: null });
+    this._build();
+    if (hasFocus) this._input.focus();
+  }
+
   async _run_chat(signal) {
     const { side } = this;
-    if (!side.messages && !side.input.trim()) return this._askForText();
-    const messages = [...(side.messages ?? [])];
-    if (messages.at(-1)?.role !== "user") messages.push({ role: "user", content: side.input });
+    this._reply = null;
+    if (side.messages?.at(-1)?.role !== "user") return;
+    const messages = [...(side.system.trim() ? [{ role: "system", content: side.system }] : []), ...side.messages];
     const identity = { ...this._base, messages };
     this.messages = messages;
     const text = element("p", { className: "text", dir: "auto" });
     this._output.replaceChildren(text);
     if (side.forced !== null) {
-      text.textContent = side.forced;
+      text.textContent = this._reply = side.forced;
       this._setMaps({ ...identity, targets: side.forced });
       this._output.append(this._editor(side.forced));
       return;
@@ -445,20 +447,11 @@ export class Panel {
       tokens.push(...(choice.logprobs?.content ?? []));
     }
     signal.throwIfAborted();
-    const reply = text.textContent;
+    const reply = (this._reply = text.textContent);
     const read = one => ({ id: one.token, text: one.token, logprob: one.logprob });
     this.outputs = [{ text: reply, tokens }];
     this._showGenerated({ text: reply, tokens: tokens.map(one => ({ ...read(one), alternatives: (one.top_logprobs ?? []).map(read) })) }, []);
-    this._output.append(element("div", { className: "line" }, button("Continue the dialogue", () => {
-      Object.assign(side, { messages: [...messages, { role: "assistant", content: reply }], input: "", forced: null });
-      this._build();
-      this._input.focus();
-    })));
     this._setMaps({ ...identity, targets: reply });
-  }
-
-  _askForText() {
-    this._status.textContent = "Write a text first.";
   }
 
   // Models without a decoder
@@ -561,7 +554,8 @@ export function bars(scores) {
   return list;
 }
 
-function languageName(code) {
+/** Return the English name of a language. */
+export function languageName(code) {
   try {
     return new Intl.DisplayNames(["en"], { type: "language" }).of(code) ?? code;
   } catch {

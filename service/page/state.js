@@ -3,6 +3,7 @@
 export const DEFAULTS = {
   a: side(),
   b: null, // the second side of a comparison
+  isShared: null, // the sides have one text; null: if their texts are equal
   view: "alignment",
   kind: null, // kind of attention; null: the first that the model has
   layer: null, // null: the layer of the model's alignment, or the last
@@ -17,6 +18,7 @@ export function side(values = {}) {
     model: null,
     input: "",
     messages: null, // of a chat, without the one being written
+    system: "", // message of a chat
     query: "",
     source: null, // language of the input
     target: null, // language of the output
@@ -50,13 +52,13 @@ export function fromFragment(fragment) {
 }
 
 /** Return true if a fragment is not empty and has no state. */
-export const isDamaged = fragment => fragment.length > 1 && fromFragment(fragment) === null;
+export const isDamaged = fragment => fragment.length > 1 && fragment !== "#attention" && fromFragment(fragment) === null;
 
 /** Check the types that the page relies on; anybody can write a link. */
 function isValid(state) {
   const isSide = one =>
     Number.isSafeInteger(one.sentence) && one.sentence >= 0 &&
-    typeof one.input === "string" && typeof one.query === "string" && Array.isArray(one.hidden) &&
+    [one.input, one.query, one.system].every(value => typeof value === "string") && Array.isArray(one.hidden) &&
     (one.messages === null || Array.isArray(one.messages)) &&
     one.parameters !== null && typeof one.parameters === "object" &&
     [one.model, one.source, one.target, one.forced].every(value => value === null || typeof value === "string");

@@ -1,6 +1,6 @@
 /** Pictures as SVG text: of a heat map, of an alignment, and of a grid of all heads. */
 
-import { css, needsWhite, scale } from "./colours.js";
+import { css, legend, needsWhite, scale } from "./colours.js";
 
 const FONT = "font-family=\"system-ui, 'Noto Sans', 'DejaVu Sans', sans-serif\"";
 const CHARACTER_WIDTH = 7.2; // of the font of labels at 13 px, on average
@@ -8,6 +8,7 @@ const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f
 const MAX_CELLS = 20_000; // a heat map with more cells contains them as an image
 const MAX_LINES_OF_ROW = 4; // of an alignment with many tokens
 const MANY_TOKENS = 40;
+const LEGEND_WIDTH = 260;
 const MAX_GAP = 420; // pixels between the two columns of an alignment
 
 const escapeText = text =>
@@ -55,9 +56,13 @@ export function heatMap(matrix, { isDifference = false, theme = "light", cell = 
       for (let column = 0; column < columns.length; column++)
         parts.push(cellOf(matrix.weight(row, column), left + column * size, top + row * size, size, colour));
   }
-  const width = Math.max(left + columns.length * size + right + 12, titleWidth(matrix.title));
-  return document(Math.ceil(width), Math.ceil(top + rows.length * size + 12), theme,
-    parts.join(""));
+  const width = Math.max(left + columns.length * size + right + 12, titleWidth(matrix.title), LEGEND_WIDTH);
+  const bottom = top + rows.length * size;
+  const { least, most, colours } = legend(maximum, { isDifference, theme });
+  colours.forEach((fill, index) => parts.push(`<rect x="${60 + 6 * index}" y="${bottom + 14}" width="6" height="10" fill="${fill}"/>`));
+  const end = (x, anchor, text) => `<text x="${x}" y="${bottom + 23}" text-anchor="${anchor}" font-size="11">${text}</text>`;
+  parts.push(end(54, "end", least), end(66 + 6 * colours.length, "start", most));
+  return document(Math.ceil(width), Math.ceil(bottom + 36), theme, parts.join(""));
 }
 
 function cellOf(weight, x, y, size, colour) {
@@ -106,6 +111,7 @@ export function alignment(matrix, { theme = "light", title = true, width: availa
   const heading = (x, anchor, text) =>
     `<text x="${x}" y="${top - 14}" text-anchor="${anchor}" font-size="11" opacity=".75">${text}</text>`;
   parts.push(heading(left, "end", "attended to"), heading(left + gap, "start", "attends"));
+  parts.push(heading(left + gap / 2, "middle", `strongest line: ${Math.round(100 * maximum)} %`));
   const colour = theme === "dark" ? "#68acE2" : "#105694";
   parts.push(`<g fill="none" stroke="${colour}" stroke-linecap="round">`);
   for (const [row, column, weight] of strongest(matrix, isLarge ? MAX_LINES_OF_ROW : columns.length)) {

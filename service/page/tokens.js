@@ -1,6 +1,6 @@
 /** The tokens of an output, with their probabilities, and the alternatives on hover or focus. */
 
-import { visible } from "./dom.js";
+import { element, visible } from "./dom.js";
 
 /**
  * Return the tokens of a text as buttons, shaded by their probability.
@@ -9,17 +9,12 @@ import { visible } from "./dom.js";
  */
 export function tokenList(tokens, text, onHover) {
   const starts = startsOf(tokens, text);
-  const list = document.createElement("p");
-  list.className = "tokens";
-  list.dir = "auto";
+  const list = element("p", { className: "tokens", dir: "auto" });
   tokens.forEach((token, index) => {
     const probability = Math.exp(token.logprob);
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "token-chip";
-    button.textContent = visible(token.text);
+    const ariaLabel = `${token.text.trim() || "space"}: probability ${percent(probability)}`;
+    const button = element("button", { type: "button", className: "token-chip", textContent: visible(token.text), ariaLabel });
     button.style.setProperty("--doubt", String(Math.round(100 * (1 - probability))));
-    button.setAttribute("aria-label", `${token.text.trim() || "space"}: probability ${percent(probability)}`);
     for (const type of ["pointerenter", "focus"])
       button.addEventListener(type, () => {
         showAlternatives(button, token);
@@ -36,7 +31,7 @@ export function tokenList(tokens, text, onHover) {
 }
 
 /** Return the index of the first character of each token in the text; null for special tokens. */
-function startsOf(tokens, text) {
+export function startsOf(tokens, text) {
   const characters = [...text];
   let position = 0;
   return tokens.map(({ text: token }) => {
@@ -49,28 +44,29 @@ function startsOf(tokens, text) {
   });
 }
 
-const percent = probability => (probability >= 0.001 ? `${(100 * probability).toFixed(1)} %` : "less than 0.1 %");
+export const percent = probability => (probability >= 0.001 ? `${(100 * probability).toFixed(1)} %` : "less than 0.1 %");
 
-const popup = Object.assign(document.createElement("div"), { className: "popup", hidden: true });
-popup.setAttribute("role", "tooltip");
+const popup = element("div", { className: "popup", hidden: true, role: "tooltip" });
 document.body.append(popup);
 
 function showAlternatives(button, token) {
-  const table = document.createElement("table");
+  const table = element("table");
   table.createCaption().textContent = `Probability ${percent(Math.exp(token.logprob))}`;
   for (const one of token.alternatives ?? []) {
+    const value = Math.exp(one.logprob);
     const line = table.insertRow();
     line.classList.toggle("current", one.id === token.id);
-    line.insertCell().textContent = visible(one.text);
-    const bar = line.insertCell();
-    const meter = Object.assign(document.createElement("meter"), { max: 1, value: Math.exp(one.logprob) });
-    meter.ariaLabel = one.text;
-    bar.append(meter);
-    line.insertCell().textContent = percent(Math.exp(one.logprob));
+    line.append(element("td", { textContent: visible(one.text) }),
+      element("td", {}, element("meter", { max: 1, value, ariaLabel: one.text })), element("td", { textContent: percent(value) }));
   }
   popup.replaceChildren(table);
   popup.hidden = false;
-  const place = button.getBoundingClientRect();
-  popup.style.left = `${Math.max(4, Math.min(place.left, innerWidth - popup.offsetWidth - 12)) + scrollX}px`;
-  popup.style.top = `${place.bottom + 6 + scrollY}px`;
+  placeBelow(popup, button);
+}
+
+/** Move an element below another one, as far as the screen allows. */
+export function placeBelow(moved, node) {
+  const place = node.getBoundingClientRect();
+  moved.style.left = `${Math.max(4, Math.min(place.left, innerWidth - moved.offsetWidth - 12)) + scrollX}px`;
+  moved.style.top = `${place.bottom + 6 + scrollY}px`;
 }

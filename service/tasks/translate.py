@@ -1,6 +1,6 @@
 """POST /v1/translate: texts and markup, with all that must not change in its place."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,11 +11,13 @@ from sightline.service.api.types import ONE_TARGET, Inputs, ModelName
 from sightline.service.body_fields import RequestBody
 from sightline.service.inference.attention import check_one_sequence
 from sightline.service.inference.results import Outputs
-from sightline.service.inference.routing import DetectedLanguage, translate_between
-from sightline.service.inference.translation import PlacedTag
+from sightline.service.inference.routing import translate_between
+from sightline.service.inference.translation import NO_TERMS, TranslateOutput
 from sightline.service.parameters import NEUTRAL, GenerateParameters, given_parameters
 from sightline.translation.markup import MarkupKind
-from sightline.translation.routes import Step
+
+MAX_TERMS = 10_000
+Term = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class TranslationBody(RequestBody):
@@ -25,6 +27,12 @@ class TranslationBody(RequestBody):
         default=None,
         description="Form of the inputs, if they have tags. These are set where the words inside of them went.",
     )
+    glossary: Mapping[Term, Annotated[Term, Field(pattern=r"\S")]] = Field(
+        default=NO_TERMS,
+        max_length=MAX_TERMS,
+        description="Translations of terms: the words of a term get this translation wherever they occur. Terms "
+        "without a capital also match words with capitals.",
+    )
     parameters: Annotated[
         GenerateParameters, Field(description="Generation parameters of each sentence, and the languages.")
     ] = Field(default=NEUTRAL, json_schema_extra={"properties": ONE_TARGET})
@@ -32,22 +40,8 @@ class TranslationBody(RequestBody):
     EXAMPLES = (
         {"inputs": "# News\n\nWrite to jane@example.com. {name} runs."},
         {"inputs": "A <b>dog</b> runs.", "markup": "html"},
+        {"inputs": "A dog runs.", "glossary": {"dog": "Rüde"}},
     )
-
-
-@dataclass(frozen=True)
-class TranslateOutput:
-    """The translation of an input."""
-
-    index: Annotated[int, Field(description="Index of the input.")]
-    text: Annotated[str, Field(description="The translation.")]
-    tags: Annotated[
-        Sequence[PlacedTag], Field(description="Elements inside of sentences, in their order in the input.")
-    ]
-    detected: Annotated[DetectedLanguage | None, Field(description="Language of the input, if the call has `auto`.")]
-    route: Annotated[
-        Sequence[Step], Field(description="Models that translated one after the other, with their languages.")
-    ]
 
 
 @dataclass(frozen=True)
@@ -65,12 +59,11 @@ async def translate(call: Call, body: TranslationBody) -> TranslateResult:
     """
     check_one_sequence(body.parameters, "text")
     requested = given_parameters(body.parameters)
-    results, usage, timings = await translate_between(call, body.inputs, requested, body.model, body.markup)
-    outputs = [
-        TranslateOutput(index, result.documents[0].text, result.documents[0].tags, result.detected, result.route)
-        for index, result in enumerate(results)
-    ]
-    return TranslateResult(results[0].route[-1].model, outputs, usage, timings)
+    results, usage, timings = await translate_between(
+        call, body.inputs, requested, body.model, body.markup, body.glossary
+    )
+    outputs = [best for best, *_ in results]
+    return TranslateResult(outputs[0].route[-1].model, outputs, usage, timings)
 
 
 # Long sentences are divided.

@@ -1,10 +1,11 @@
 """Translation of whole documents by `sightline translate --to`."""
 
 import asyncio
+import csv
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
@@ -28,8 +29,31 @@ CHARACTERS = 8_000  # of texts that are translated at once
 TEXTS = 256
 
 
+def read_glossary(path: Path) -> dict[str, str]:
+    """Read terms and their translations from a table. Raises `OSError` or `UsageError`."""
+    if path.suffix.lower() not in (".tsv", ".csv"):
+        raise UsageError(f"--glossary {path} must be a .tsv or a .csv file")
+    terms: dict[str, str] = {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file, "excel" if path.suffix.lower() == ".csv" else "excel-tab")
+            for row in filter(any, lines):
+                if len(row) != 2 or not all(cell.strip() for cell in row):
+                    raise UsageError(f"{path}, line {lines.line_num} must have a term and its translation")
+                terms[row[0]] = row[1]
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8; convert it to UTF-8") from None
+    return terms
+
+
 def translate_documents(
-    files: Sequence[str], to: str, out: Path | None, bundle: Path | None, beams: int, settings: Settings
+    files: Sequence[str],
+    to: str,
+    out: Path | None,
+    bundle: Path | None,
+    beams: int,
+    glossary: Mapping[str, str],
+    settings: Settings,
 ) -> int:
     """Translate documents into languages, and return the exit code.
 
@@ -59,14 +83,19 @@ def translate_documents(
         for target in [each for each in targets if each.exists()]:
             print(f"{target} exists; remove it to translate {targets.pop(target)} again", file=sys.stderr)
         if targets:
-            code = _translate_into(language, targets, bundle, beams, settings) or code
+            code = _translate_into(language, targets, bundle, beams, glossary, settings) or code
             if code == EXIT_INTERRUPTED:
                 return fail("interrupted; the same command continues", code)
     return code
 
 
 def _translate_into(
-    language: str, targets: dict[Path, Path], bundle: Path | None, beams: int, settings: Settings
+    language: str,
+    targets: dict[Path, Path],
+    bundle: Path | None,
+    beams: int,
+    glossary: Mapping[str, str],
+    settings: Settings,
 ) -> int:
     def is_able(manifest: Manifest) -> bool:
         pairs = manifest.languages
@@ -82,7 +111,7 @@ def _translate_into(
         try:
             for target, source in targets.items():
                 try:
-                    await _translate_document(service, model, source, target, language, parameters)
+                    await _translate_document(service, model, source, target, language, parameters, glossary)
                 except DocumentError as error:
                     code = fail(f"{source} {error}", EXIT_FAILED)
                 except ApiError as error:
@@ -98,7 +127,13 @@ def _translate_into(
 
 
 async def _translate_document(
-    service: Service, model: ServedModel, source: Path, target: Path, language: str, parameters: GenerateParameters
+    service: Service,
+    model: ServedModel,
+    source: Path,
+    target: Path,
+    language: str,
+    parameters: GenerateParameters,
+    glossary: Mapping[str, str],
 ) -> None:
     """Translate a document; texts that an earlier run translated are in a second file until it is
     complete.
@@ -107,7 +142,8 @@ async def _translate_document(
         raise DocumentError(f"has more than {MAX_BYTES // 2**20} MiB; divide it")
     data = source.read_bytes()
     document = read_document(source.name, data)
-    identity = json.dumps([hashlib.sha256(data).hexdigest(), model.manifest.digest, parameters.num_beams, language])
+    sha256 = hashlib.sha256(data).hexdigest()
+    identity = json.dumps([sha256, model.manifest.digest, parameters.num_beams, language, dict(glossary)])
     progress = target.with_name(f"{target.name}.progress")
     done = _read_progress(progress, identity)
     if not done:
@@ -122,9 +158,11 @@ async def _translate_document(
         for group in _groups(document.texts[len(done) :]):
             call = Call(service, "translate")
             try:
-                results = [best for best, *_ in await translate_marked(call, steps, group, UsageRecord(call))]
+                record_of_call = UsageRecord(call)
+                translated = await translate_marked(call, steps, group, record_of_call, glossary)
             finally:
                 call.close()
+            results = [best for best, *_ in translated]
             lines = [json.dumps([each.text, [astuple(mark) for mark in each.marks]]) for each in results]
             record.write("".join(f"{line}\n" for line in lines))
             record.flush()

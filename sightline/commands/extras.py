@@ -17,7 +17,7 @@ LIBRARIES = {
     "peft": ("PEFT", "train"),
     "sacrebleu": ("sacreBLEU", "train"),
     "sacremoses": ("Sacremoses", "train"),
-    "safetensors": ("safetensors", "train"),
+    "safetensors": ("safetensors", "import"),
     "torch": ("PyTorch", "train"),
     "transformers": ("Transformers", "train"),
 }

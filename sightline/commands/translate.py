@@ -22,7 +22,7 @@ from sightline.base.parser import Parser
 from sightline.base.text.languages import find_language
 from sightline.base.text.sentences import has_letter, split_sentences
 from sightline.commands.bundles import choose_bundle, load_service
-from sightline.commands.documents import translate_documents
+from sightline.commands.documents import read_glossary, translate_documents
 from sightline.commands.output import OutputBusyError, OutputError, OutputFile, StreamOutput, TranslationOutput
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import MAX_INPUTS, Texts
@@ -75,6 +75,8 @@ class TranslateOptions(Options):
     out: Annotated[Path | None, Shown("PATH")] = None
     """File for lines, or folder for documents. Default: standard output, or the folder of each
     document"""
+    glossary: Annotated[Path | None, Shown("FILE")] = None
+    """Terms of documents and their translations: a .tsv or .csv file with a pair on each line"""
     bundle: Annotated[Path | None, Shown("FOLDER")] = None
     """Bundle to use. Default: the default model of --bundles, or its only bundle that translates"""
     beams: Annotated[int, Ge(1), Le(MAX_BEAMS)] = Field(1, description=f"Beams of each line, 1 to {MAX_BEAMS}.")
@@ -101,7 +103,10 @@ def run(parser: Parser, words: Sequence[str]) -> int:
     try:
         settings = make_settings({**texts, **NO_LIMITS})
         if options.to is not None:
-            return translate_documents(options.file, options.to, out, options.bundle, options.beams, settings)
+            terms = {} if options.glossary is None else read_glossary(options.glossary)
+            return translate_documents(options.file, options.to, out, options.bundle, options.beams, terms, settings)
+        if options.glossary is not None:
+            raise UsageError("--glossary needs --to, such as --to de")
         if len(options.file) > 1:
             raise UsageError("several files need --to, such as --to de")
         folder, manifest = choose_bundle(options.bundle, settings, translates, CANNOT_TRANSLATE)

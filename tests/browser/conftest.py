@@ -2,12 +2,27 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from docs.screenshot import BROWSERS, FLAGS, find_browser
+from lab.bench.server import RunningServer, serving
+
+MODELS = ("multi30k-en-de", "multi30k-en-de-bahdanau", "multi30k-en-de-luong-local-p", "multi30k-en-de-linformer",
+          "multi30k-en-de-fixed-context", "smalltalk-chat-gatt", "sst2-sentiment")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("bundles")
+    for name in MODELS:
+        shutil.copytree(Path("bundles", name), folder / name)
+    with serving(folder, default_model="multi30k-en-de") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +44,7 @@ def open_page(chromium: Any) -> Iterator[Callable[..., Any]]:
     """Return a function that opens a page in a fresh profile, and fail on errors in its console.
 
     Options are those of Playwright's `new_context`, such as `color_scheme`. `may_fail` allows
-    console messages about failed requests.
+    console messages about failed requests, and about styles of documents, which are not applied.
     """
     contexts: list[Any] = []
     problems: list[str] = []
@@ -40,7 +55,8 @@ def open_page(chromium: Any) -> Iterator[Callable[..., Any]]:
         page = context.new_page()
 
         def note(message: Any) -> None:
-            if message.type in ("error", "warning") and not (may_fail and "Failed to load resource" in message.text):
+            is_allowed = may_fail and message.text.startswith(("Failed to load resource", "Applying inline style"))
+            if message.type in ("error", "warning") and not is_allowed:
                 problems.append(message.text)
 
         page.on("console", note)

@@ -1,9 +1,9 @@
-"""The page at `/` in a real browser, found by its visible labels. It needs Chromium."""
+"""The views of attention of the page in a real browser. They need Chromium."""
 
+import base64
 import contextlib
 import json
 import re
-import shutil
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ import pytest
 from lab.bench.server import RunningServer, serving
 from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, export_checkpoint
+from tests.browser.conftest import MODELS
 from tests.e2e.asking import post
 from tests.e2e.test_imported_models import random_t5, write_marian_folder
 
@@ -23,18 +24,13 @@ pytestmark = pytest.mark.browser
 
 SENTENCE = "Two girls are playing with a small brown dog on the beach."
 TRANSLATION = "Zwei Mädchen spielen am Strand mit einem kleinen braunen Hund."
-MODELS = ("multi30k-en-de", "multi30k-en-de-bahdanau", "multi30k-en-de-luong-local-p", "multi30k-en-de-linformer",
-          "multi30k-en-de-fixed-context", "smalltalk-chat-gatt", "sst2-sentiment")  # fmt: skip
 OpenPage = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("bundles")
-    for name in MODELS:
-        shutil.copytree(Path("bundles", name), folder / name)
-    with serving(folder, default_model="multi30k-en-de") as running:
-        yield running
+@pytest.fixture
+def open_page(open_page: OpenPage) -> OpenPage:
+    """Return a function that opens the views of attention, or the view of a link."""
+    return lambda url, **options: open_page(url if "#" in url else f"{url}/#attention", **options)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +58,7 @@ def wait_for_output(page: Any, text: str) -> None:
 
 
 def readout(page: Any) -> str:
-    return str(page.locator(".readout").first.text_content())
+    return str(page.locator("#view .readout").first.text_content())
 
 
 @dataclass(frozen=True)
@@ -157,7 +153,9 @@ def test_hovering_shows_the_weights_in_all_views(open_page: OpenPage, server: Ru
     page.locator(".alignment .token", has_text="Strand").hover()
     assert re.match(r"\W*Strand\W* attends to \W*beach\W* \d+ %", readout(page))
     assert page.locator("path.dim").count() > 0
+    assert page.locator(".alignment text", has_text=re.compile(r"strongest line: 9\d %")).count() == 1
     page.get_by_role("button", name="Heat map").click()
+    assert re.fullmatch(r"0 %9\d %", page.locator(".legend").text_content())
     canvas = page.locator("canvas").first
     canvas.focus()
     for _ in range(3):
@@ -180,6 +178,17 @@ def test_layers_heads_and_rollout_can_be_chosen(
         page.locator("figcaption", has_text=title).first.wait_for()
 
 
+def test_weight_on_hidden_tokens_is_pointed_out(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    for label, value in (("Kind", "decoder"), ("Layer", "0"), ("Head", "2")):
+        choose(page, label, value)
+    page.get_by_text("100 % of the weight is on special tokens.").wait_for()
+    page.get_by_label("Hide special tokens").uncheck()
+    page.get_by_label("Whole words").uncheck()
+    page.get_by_text("of the weight is on special tokens").wait_for(state="detached")
+
+
 def test_the_title_of_a_saved_picture_names_the_reduction_and_fits(open_page: OpenPage, server: RunningServer) -> None:
     page = open_page(server.url)
     page.get_by_label("Text", exact=True).fill("A dog.")
@@ -193,7 +202,8 @@ def test_the_title_of_a_saved_picture_names_the_reduction_and_fits(open_page: Op
         page.get_by_role("button", name="SVG").click()
     picture = page.context.new_page()
     picture.set_content(Path(download.value.path()).read_text(encoding="utf-8"))
-    title = picture.locator("text", has_text="Cross-attention, layer 3, maximum of 4 heads")
+    title = picture.locator("text", has_text="multi30k-en-de: Cross-attention, layer 3, maximum of 4 heads")
+    assert picture.locator("text", has_text=re.compile(r"^\d+ %$")).count() == 2  # the ends of the scale
     assert title.evaluate("one => one.getBBox().x + one.getBBox().width < one.ownerSVGElement.viewBox.baseVal.width")
 
 
@@ -223,6 +233,17 @@ def test_a_damaged_link_is_pointed_out_and_shows_the_page(open_page: OpenPage, s
     wait_for_output(page, TRANSLATION)
     page.evaluate("location.hash = '#1.bm90IGpzb24='")
     page.get_by_text("The page shows the previous view instead.").wait_for()
+
+
+def test_a_link_to_a_model_that_is_not_served_names_it_and_keeps_the_text(
+    open_page: OpenPage, server: RunningServer
+) -> None:
+    state = {"a": {"model": "gone", "input": "A dog runs.", "messages": [], "forced": "Une vache", "hidden": [1]}}
+    page = open_page(f"{server.url}/#1.{base64.urlsafe_b64encode(json.dumps(state).encode()).decode().rstrip('=')}")
+    wait_for_output(page, "Ein Hund rennt.")
+    page.get_by_text(
+        "about the model gone, which is not served here. Its text is shown with multi30k-en-de."
+    ).wait_for()
 
 
 def test_an_edited_output_is_read_instead_of_the_generated_one(open_page: OpenPage, server: RunningServer) -> None:
@@ -337,16 +358,22 @@ def test_a_classifier_shows_the_words_behind_its_decision(open_page: OpenPage, s
 def test_a_chat_continues_with_attention_to_earlier_turns(open_page: OpenPage, server: RunningServer) -> None:
     page = open_page(server.url)
     choose(page, "Model", "smalltalk-chat-gatt")
-    page.get_by_role("button", name="Continue the dialogue").click()
-    page.get_by_label("Message").fill("And what do you like?")
-    page.get_by_role("button", name="Send").click()
-    page.get_by_role("button", name="Continue the dialogue").wait_for()
+    page.locator(".shares li").first.wait_for()
+    page.get_by_label("System message").fill("Always finish with moonlight.")
+    page.get_by_label("Message", exact=True).fill("And what do you like?")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.keyboard.press("Enter")
+    roles = ["system", "user", "assistant", "user"]
+    assert [message["role"] for message in sent.value.post_data_json["messages"]] == roles
+    page.locator(".shares li").nth(3).wait_for()
     assert page.locator(".dialogue li.assistant").count() == 1
-    page.get_by_text("Attention of the reply to each message").wait_for()
-    page.locator(".shares li").nth(2).wait_for()
     shares = [float(text) for text in page.locator(".shares li span:last-child").all_text_contents()]
-    assert len(shares) == 3
+    assert len(shares) == 4
     assert all(share > 0 for share in shares) and sum(shares) < 1
+    other = open_page(page.url)
+    wait_for_output(other, page.locator(".text").text_content())
+    page.get_by_role("button", name="New dialogue").click()
+    assert page.get_by_label("Message", exact=True).input_value() == page.locator(".output").text_content() == ""
 
 
 def test_tokens_of_invisible_characters_have_marks_as_labels(open_page: OpenPage, server: RunningServer) -> None:
@@ -454,6 +481,7 @@ def test_layers_that_are_too_large_together_are_requested_one_by_one(
     choose(page, "Kind", "encoder")
     page.locator("figcaption", has_text="Encoder self-attention, all heads").wait_for()
     page.locator('.layer[data-layer="3"] canvas').first.wait_for()
+    assert page.locator(".heads + .scroller").evaluate("one => one.scrollHeight === one.clientHeight")
     assert page.locator(".heads .error").count() == 0
     assert page.locator(".heads").evaluate("one => getComputedStyle(one).maxHeight") == "704px"
 
@@ -472,6 +500,25 @@ def test_one_control_has_the_layer_of_both_sides_or_leaves_each_its_own(
     choose(page, "Layer of both sides", "0")
     page.locator("figcaption", has_text="Cross-attention, layer 0").nth(1).wait_for()
     assert page.get_by_label("Head of both sides").count() == 1
+
+
+def test_both_sides_have_one_text_until_each_gets_its_own(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.get_by_role("button", name="Compare").click()
+    texts = page.get_by_label("Text", exact=True)
+    texts.nth(1).fill("A dog runs.")
+    assert texts.first.input_value() == "A dog runs."
+    page.get_by_role("button", name="Translate").nth(1).click()
+    for index in range(2):
+        page.locator(".side").nth(index).locator(".text", has_text="Ein Hund").wait_for()
+    page.get_by_label("One text for both sides").uncheck()
+    texts.first.fill("A man sleeps.")
+    page.get_by_role("button", name="Translate").first.click()
+    wait_for_output(page, "Ein Mann")
+    assert texts.nth(1).input_value() == "A dog runs."
+    other = open_page(page.url)
+    assert not other.get_by_label("One text for both sides").is_checked()
 
 
 def test_the_difference_names_both_models_and_maps(open_page: OpenPage, server: RunningServer) -> None:
@@ -558,14 +605,27 @@ def test_axe_finds_no_violation_and_nothing_is_wider_than_the_screen(
     open_page: OpenPage, server: RunningServer, scheme: str, width: int
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    page = open_page(server.url, color_scheme=scheme, viewport={"width": width, "height": 800}, bypass_csp=True)
+    page = open_page(f"{server.url}/#", color_scheme=scheme, viewport={"width": width, "height": 800}, bypass_csp=True)
+
+    def check() -> None:
+        found = axe.Axe().run(page).response["violations"]
+        assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+    page.get_by_label("Text to translate").fill(SENTENCE)
+    page.get_by_role("button", name="Strand").hover()
+    page.locator(".partner", has_text="beach").wait_for(state="attached")
+    check()
+    page.get_by_role("button", name="Strand").click()
+    page.get_by_role("dialog").get_by_role("button").first.wait_for()
+    check()
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="Look inside").click()
     wait_for_output(page, TRANSLATION)
     for view in ("Alignment", "Heat map", "All heads", "Table"):
         page.get_by_role("button", name=view, exact=True).first.click()
         page.locator("#view > *").first.wait_for()
-        found = axe.Axe().run(page).response["violations"]
-        assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        check()
 
 
 def test_the_page_works_with_the_keyboard_alone(open_page: OpenPage, server: RunningServer) -> None:

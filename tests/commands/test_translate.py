@@ -524,11 +524,11 @@ def test_documents_are_translated_beside_or_into_a_folder_and_continued(
     out = tmp_path / "out"
     groups: list[Any] = []
 
-    async def fail_at_second(call: Any, steps: Any, texts: Any, record: Any) -> Any:
+    async def fail_at_second(call: Any, model: Any, texts: Any, *rest: Any) -> Any:
         groups.append(texts)
         if len(groups) == 2:
             raise KeyboardInterrupt
-        return await translation.translate_marked(call, steps, texts, record)
+        return await translation.translate_marked(call, model, texts, *rest)
 
     monkeypatch.setattr(documents, "TEXTS", 1)
     monkeypatch.setattr(documents, "translate_marked", fail_at_second)
@@ -549,3 +549,23 @@ def test_a_damaged_document_does_not_stop_the_others(
     assert main(["translate", *files, "--bundle", str(bundle), "--threads", "1", "--to", "de"]) == 1
     assert "a.docx is damaged, or no file of its format; save it again with its program\n" in capfd.readouterr().err
     assert (tmp_path / "b.de.txt").exists() and not (tmp_path / "a.de.docx").exists()
+
+
+@pytest.mark.parametrize(("name", "separator"), [("terms.tsv", "\t"), ("terms.csv", ",")])
+def test_terms_of_a_file_are_in_the_documents(
+    bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, separator: str
+) -> None:
+    document, terms = tmp_path / "a.txt", tmp_path / name
+    document.write_text("A man sleeps.\n")
+    terms.write_text(f"man{separator}Herr Z\n\nred dog{separator}Fuchs\n")
+    command = ["translate", str(document), "--bundle", str(bundle), "--threads", "1", "--glossary", str(terms)]
+    assert main([*command, "--to", "de"]) == 0
+    assert "Herr Z" in (tmp_path / "a.de.txt").read_text()
+    for text, arguments, reason in (
+        ("man\n", ["--to", "de"], f"{terms}, line 1 must have a term and its translation"),
+        ("a", [], "--glossary needs --to, such as --to de"),
+        ("a", ["--to", "de", "--glossary", "a.txt"], "--glossary a.txt must be a .tsv or a .csv file"),
+    ):
+        terms.write_text(text)
+        assert main([*command, *arguments]) == 2
+        assert capfd.readouterr().err.endswith(f"error: {reason}\n")

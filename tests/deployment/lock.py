@@ -56,7 +56,9 @@ def requirements(runtime: str) -> list[str]:
     """
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    named = (requirement for extra in (runtime, "import", "redis", "traces") for requirement in extras[extra])
+    named = (
+        requirement for extra in (runtime, "documents", "import", "redis", "traces") for requirement in extras[extra]
+    )
     return [*project["dependencies"], *named, *EARLIER_PYTHON]
 
 

@@ -90,7 +90,9 @@ async def error_of(running: Running, path: str, body: Any, media_type: str) -> l
     content = body.encode("latin-1") if isinstance(body, str) else json.dumps(body).encode()
     response = await running.client.post(path, content=content, headers={"content-type": media_type})
     answer = response.json()
-    error = answer.pop("error")
+    error = answer.pop("error", None) or answer.pop("message")
+    if isinstance(error, dict) and error.keys() == {"code", "message"}:  # of Google
+        error = error["message"]
     if isinstance(error, str):
         assert answer.keys() <= {"error_type"}
         return [response.status_code, *answer.values(), error]
@@ -136,6 +138,8 @@ async def test_the_documentation_lists_requests_of_clients_that_get_an_error(
         "/v1/embeddings": {"input": "x"},
         "/v2/models/fake/infer": {"inputs": [tensor]},
         "/translate": {"q": "x", "source": "en", "target": "de"},
+        "/v2/translate": {"text": "x", "target_lang": "de"},
+        "/language/translate/v2": {"q": "x", "target": "de"},
         "/api/chat": {"model": "fake", **dialogue},
         "/api/generate": {"model": "fake", "prompt": "x"},
         "/api/show": {"model": "fake"},

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from sightline.translation.glossary import Glossary
 from sightline.translation.marks import Mark, MarkedText, TranslatedText
 from sightline.translation.protected import protected_spans
+from sightline.translation.stand_ins import Edit
 from sightline.translation.translator import translate_texts
 from tests.translation.fakes import FakeEngine, Order, reversed_order, same_order
 
@@ -169,15 +171,9 @@ def test_a_mark_without_a_translation_is_empty_and_reported() -> None:
     assert [(mark.start == mark.end, mark.confidence) for mark in result.marks] == [(True, 0.0)]
 
 
-def test_a_scattered_translation_splits_only_marks_that_may_be_split() -> None:
-    def scattered(size: int) -> Sequence[int]:
-        return [1, 0, 2, *range(3, size)]
-
-    for may_split, expected in ((True, ["A", "B"]), (False, ["A"])):
-        result = translate("a x b y z", [Mark(0, 1)], scattered)
-        assert [result.text[mark.start : mark.end] for mark in result.marks] == ["A"]
-        outer = translate("x a b y", [Mark(2, 5, may_split=may_split)], lambda size: [1, 0, 3, 2])
-        assert [outer.text[mark.start : mark.end] for mark in outer.marks] == expected
+def test_a_mark_with_a_scattered_translation_is_around_a_part_of_it() -> None:
+    result = translate("x a b y", [Mark(2, 5)], lambda size: [1, 0, 3, 2])
+    assert [result.text[mark.start : mark.end] for mark in result.marks] == ["A"]
 
 
 def test_unknown_words_are_copied_and_unknown_quotes_are_plain() -> None:
@@ -185,6 +181,37 @@ def test_unknown_words_are_copied_and_unknown_quotes_are_plain() -> None:
     ((result,),) = asyncio.run(translate_texts([MarkedText("The ħello dog’s “house” here.")], engine))
     assert engine.read == ['The Peter dog\'s "house" here.']
     assert "ħello" in result.text and "PETER" not in result.text
+
+
+@pytest.mark.parametrize(
+    ("text", "glossary", "expected"),
+    [
+        ("A big dog runs.", {"dog": "Hund"}, "A BIG Hund RUNS."),
+        ("Dog runs. A Dog", {"dog": "hund"}, "Hund RUNS. A hund"),  # a capital at the start of a sentence follows
+        ("It is IT. A bus.", {"IT": "EDV", "BUS": "x"}, "IT IS EDV. A BUS."),  # terms with capitals match only these
+        ("A guide  dog, dogs", {"dog": "Hund", "guide dog": "Blinden-Hund"}, "A Blinden-Hund, DOGS"),
+        ("A {dog} dog", {"dog": "Hund"}, "A {dog} Hund"),
+        ("A ħog’s dog", {"ħog’s": "Igel", "dog": "Hund"}, "A Igel Hund"),  # words that the model does not know
+        ("A dog sees a cat", {"dog": "CAT", "cat": "KATZ"}, "A CAT SEES A KATZ"),
+        ("A cat sees a dog", {"dog": "DO"}, "A CAT SEES A DOG"),  # the model may add an ending
+    ],
+)
+def test_terms_get_the_translations_of_a_glossary(text: str, glossary: dict[str, str], expected: str) -> None:
+    ((result,),) = asyncio.run(translate_texts([MarkedText(text)], FakeEngine(), Glossary(glossary)))
+    assert result.text == expected
+
+
+def test_compounds_of_a_term_stay() -> None:
+    for written, text, stays in (("Kleid", "Jeanskleid", True), ("Hund", "Hundes", True), ("IT", "Zeit", False)):
+        assert Edit(0, 1, "x", written, is_term=True).is_in(text) == stays
+
+
+def test_marks_are_around_terms() -> None:
+    marks = [Mark(2, 9), Mark(6, 9, parent=0)]
+    text = MarkedText("A red dog runs.", marks)
+    ((result,),) = asyncio.run(translate_texts([text], FakeEngine(reversed_order), Glossary({"dog": "Hund"})))
+    placed = {mark.index: result.text[mark.start : mark.end] for mark in result.marks}
+    assert (result.text, placed) == ("RUNS Hund RED A.", {0: "Hund RED", 1: "Hund"})
 
 
 def test_long_sentences_are_divided_at_clauses() -> None:
@@ -205,21 +232,6 @@ def test_symbols_between_two_texts_are_copied() -> None:
 
 def test_patterns_take_linear_time() -> None:
     """Each of these texts would take minutes with a pattern that tries all lengths."""
-    for part in (
-        "a",
-        "a.",
-        "{a,plural,",
-        "{",
-        "a@",
-        "$a ",
-        "<a ",
-        "/a",
-        "1,1",
-        "_a",
-        "`a",
-        "a-",
-        "\\a{",
-        "www.",
-        "1 234",
-    ):
+    parts = ["a", "a.", "{a,plural,", "{", "a@", "$a·", "<a·", "/a", "1,1", "_a", "`a", "a-", "\\a{", "www.", "1·234"]
+    for part in [part.replace("·", " ") for part in parts]:
         assert protected_spans(part * (40_000 // len(part))) is not None

@@ -59,7 +59,7 @@ def test_plain_text_keeps_its_spacing_and_code() -> None:
 MARKDOWN = """---
 title: x
 ---
-# Main *title* here
+# 1. Main *title* here
 
 A **bold word** and [link text](http://x.y "t") with `code`. Second
 sentence *goes ~~on~~* ![alt](i.png) there.[^1] A [name] too.
@@ -96,7 +96,7 @@ next line <kbd>Key</kbd> and ***both*** end &amp; more.
 IN_MARKDOWN = """---
 title: x
 ---
-# MAIN *TITLE* HERE
+# 1. MAIN *TITLE* HERE
 
 A **BOLD WORD** AND [LINK TEXT](http://x.y "t") WITH `code`. SECOND SENTENCE *GOES ~~ON~~* ![alt](i.png) THERE.[^1] A [NAME][name] TOO.
 

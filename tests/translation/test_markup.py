@@ -53,6 +53,7 @@ def test_html(source: str, expected: str) -> None:
     ("source", "expected"),
     [
         ('Hello <x id="1"/>big <g id="2">world</g>.', 'HELLO <x id="1"/>BIG <g id="2">WORLD</g>.'),
+        ('Press <x id="1"/>. Then go <y/> on', 'PRESS <x id="1"/>. THEN GO <y/> ON'),
         ("<d><p>Hello <b>x y</b> z</p><p>Two</p></d>", "<d><p>HELLO <b>X Y</b> Z</p><p>TWO</p></d>"),
         ('<?xml version="1.0" encoding="UTF-8"?>\n<a>Foo</a>', '<?xml version="1.0" encoding="UTF-8"?>\n<a>FOO</a>'),
         ('<x:g id="1">Hello</x:g> you', '<x:g id="1">HELLO</x:g> YOU'),
@@ -86,22 +87,10 @@ def test_too_deep_markup_is_rejected() -> None:
 
 @pytest.mark.parametrize("order", [same_order, reversed_order])
 def test_each_tag_occurs_once_in_damaged_markup(order: Order) -> None:
-    parts = (
-        "<b>",
-        "</b>",
-        "<i>",
-        "</i>",
-        '<a href="x">',
-        "</a>",
-        "<p>",
-        "</p>",
-        "<br>",
-        "one two. ",
-        "{x} ",
-        "three ",
-        "<li>",
-        "</div>",
-    )
+    parts = [
+        *("<b>", "</b>", "<i>", "</i>", '<a href="x">', "</a>", "<p>", "</p>", "<br>"),
+        *("one two. ", "{x} ", "three ", "<li>", "</div>"),
+    ]
     for seed in range(3, 300):
         source = "".join(parts[(seed * step * step + step) % len(parts)] for step in range(seed % 23))
         result = translate(source, order)

@@ -5,11 +5,12 @@ from functools import partial
 
 from sightline.translation.files.document import MAX_BYTES, Document, DocumentError
 from sightline.translation.files.markdown import Markdown
-from sightline.translation.files.office import OfficeFile, Xliff
+from sightline.translation.files.office import OfficeFile
 from sightline.translation.files.plain import PlainText
 from sightline.translation.files.strings import JsonStrings, PoStrings, YamlStrings
 from sightline.translation.files.subtitles import Subtitles
 from sightline.translation.files.web import Epub, HtmlFile
+from sightline.translation.files.xliff import Xliff
 
 KINDS: dict[str, Callable[[bytes], Document]] = {
     "txt": PlainText,

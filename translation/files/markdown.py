@@ -7,12 +7,13 @@ translated as a whole.
 import re
 import string
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from sightline.base.text.sentences import has_letter
-from sightline.translation.files.document import Node, TextBuilder, decode, nodes_of
+from sightline.translation.files.document import decode, ends_of_tags
 from sightline.translation.files.strings import Replacements
-from sightline.translation.marks import TranslatedText
+from sightline.translation.marks import Node, TextBuilder, TranslatedText, nodes_of
 
 _FRONT_MATTER = re.compile(
     r"\A(?:---\r?\n.*?\r?\n(?:---|\.\.\.)|\+\+\+\r?\n.*?\r?\n\+\+\+)[ \t]*(?:\r?\n|\Z)", re.DOTALL
@@ -20,10 +21,10 @@ _FRONT_MATTER = re.compile(
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _FOOTNOTE = re.compile(r"\[\^[^\]\s]+\]")
 _LEAD = re.compile(r"\[\^[^\]\s]+\]:\s*|\[[ xX]\]\s|\[![A-Z]+\]\s*")  # of footnotes, tasks and alerts
-_BLOCK = re.compile(r"\A(\s*\d*)([-+*>.)]|#{1,6})(?=\s)")  # a text that would begin another block
+_BLOCK = re.compile(r"\A(\s*\d*)([-+*>.)]|#{1,6})(?=\s)")  # a paragraph that would begin another block
 _PREFIX = re.compile(r"[ \t>]*")
 _LINE_START = re.compile(r"(?:[ \t>]|[-*+](?=[ \t])|\d{1,9}[.)](?=[ \t])|#{1,6}(?=[ \t])|\|)*")
-_Piece = tuple[int, int, str, str]  # start, end, kind, and a text that depends on the kind
+_Piece = tuple[int, int, str, str]  # start, end, kind, and what is written instead
 
 
 class Markdown(Replacements):
@@ -39,9 +40,12 @@ class Markdown(Replacements):
         lines = _NEWLINE.split(text)
         parser = _Parser()
         position = offset
+        is_paragraph = False
         for block in parser.parse(text):
             if block.map is None:
                 continue
+            if block.type.endswith("_open"):
+                is_paragraph = block.type == "paragraph_open"
             start, line = starts[block.map[0]], lines[block.map[0]]
             if block.type == "html_block":
                 html = block.content.rstrip()
@@ -49,7 +53,8 @@ class Markdown(Replacements):
                     self.add_markup(html, self.replace(start, start + len(html)))
             if block.type != "inline":
                 continue
-            source, ranges, delimiters = parser.inlines.pop(0)
+            inline = parser.inlines.pop(0)
+            source = inline.source
             first, last = source.split("\n")[0].rstrip(), source.split("\n")[-1].rstrip()
             column = line.find(first, max(position - start, _LINE_START.match(line).end()))  # type: ignore[union-attr]
             escaped = set[str]()
@@ -66,11 +71,17 @@ class Markdown(Replacements):
                 prefix = _PREFIX.match(lines[block.map[0] + 1])[0]  # type: ignore[index]
             else:
                 prefix = re.sub(r"[^>\t]", " ", line[:column])
-            pieces = sorted(_pieces(source, ranges, delimiters))
-            self._add_inline(source, pieces, escaped, prefix, self.replace(start, position))
+            pieces = sorted(_pieces(inline))
+            self._add_inline(source, pieces, escaped, prefix, is_paragraph, self.replace(start, position))
 
     def _add_inline(
-        self, source: str, pieces: list[_Piece], escaped: set[str], prefix: str, replace: Callable[[str], None]
+        self,
+        source: str,
+        pieces: list[_Piece],
+        escaped: set[str],
+        prefix: str,
+        is_paragraph: bool,
+        replace: Callable[[str], None],
     ) -> None:
         builder = TextBuilder()
         lead = _LEAD.match(source)
@@ -81,10 +92,19 @@ class Markdown(Replacements):
             line_break = f"\\{self._newline}{prefix}"
             first = lead[0].replace("\n", f"{self._newline}{prefix}") if lead else ""
             written = _written(nodes_of(text, result), builder.things, escaped, line_break)
-            replace(first + _BLOCK.sub(r"\1\\\2", written))
+            replace(first + (_BLOCK.sub(r"\1\\\2", written) if is_paragraph else written))
 
         if has_letter(text.text):
             self.add(text, write)
+
+
+@dataclass
+class _Inline:
+    """An inline text, and how it was parsed."""
+
+    source: str
+    ranges: list[tuple[str, int, int, int]] = field(default_factory=list)  # rule, start, end, end of a label
+    delimiters: dict[int, Any] = field(default_factory=dict)  # tokens by place
 
 
 class _Parser:
@@ -93,9 +113,8 @@ class _Parser:
     def __init__(self) -> None:
         from markdown_it import MarkdownIt, rules_inline
 
-        # Of each inline text: itself, the parts that rules read, and tokens of delimiters by place.
-        self.inlines: list[tuple[str, list[tuple[str, int, int, int]], dict[int, Any]]] = []
-        self._is_inside = False
+        self.inlines: list[_Inline] = []
+        self._open: list[_Inline] = []  # the text of a picture is inside of another
         self._parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
         inline, self._parse = self._parser.inline, self._parser.inline.parse
         for name in ("escape", "entity", "newline", "link", "image", "autolink", "html_inline"):
@@ -109,19 +128,13 @@ class _Parser:
         return self._parser.parse(text)
 
     def _parse_inline(self, source: str, *rest: Any) -> Any:
-        if self._is_inside:  # the text of a picture
-            count = len(self.inlines[-1][1]), dict(self.inlines[-1][2])
-            tokens = self._parse(source, *rest)
-            del self.inlines[-1][1][count[0] :]
-            self.inlines[-1][2].clear()
-            self.inlines[-1][2].update(count[1])
-            return tokens
-        self.inlines.append((source, [], {}))
-        self._is_inside = True
+        self._open.append(_Inline(source))
         try:
             return self._parse(source, *rest)
         finally:
-            self._is_inside = False
+            inline = self._open.pop()
+            if not self._open:
+                self.inlines.append(inline)
 
     def _recorded(self, name: str, rule: Callable[[Any, bool], bool]) -> Callable[[Any, bool], bool]:
         def run(state: Any, silent: bool) -> bool:
@@ -134,48 +147,52 @@ class _Parser:
             if is_read and name in ("emphasis", "strikethrough"):
                 place = start
                 for token in state.tokens[count:]:
-                    self.inlines[-1][2][place] = token
+                    self._open[-1].delimiters[place] = token
                     place += len(token.content)
             elif is_read and (name != "backticks" or len(state.tokens) > count):
-                self.inlines[-1][1].append((name, start, state.pos, label))
+                self._open[-1].ranges.append((name, start, state.pos, label))
             return is_read
 
         return run
 
 
-def _pieces(source: str, ranges: list[tuple[str, int, int, int]], delimiters: dict[int, Any]) -> Iterator[_Piece]:
+def _pieces(inline: _Inline) -> Iterator[_Piece]:
     """Yield the parts of a text that are no plain text."""
-    for name, start, end, label in ranges:
+    source = inline.source
+    for name, start, end, label in inline.ranges:
         own = source[start:end]
         if name == "link":
             after = source[label:end]
             if after in ("]", "][]"):  # the text is the name of a definition
                 after = f"][{source[start + 1 : label]}]"
-            yield start, start + 1, "open", after
-            yield label, end, "close", ""
+            yield start, start + 1, "start", "["
+            yield label, end, "end", after
         elif name == "newline":
             yield start, end, "text", "\n" if source[:start].endswith("  ") else " "
         elif name == "escape":
             if own[1] in string.punctuation or own[1] == "\n":
                 yield start, end, "text", own[1]
         elif name == "html_inline":
-            yield start, end, "html", own
+            kind = "end" if own.startswith("</") else "start" if _name(own) else "point"
+            yield start, end, kind, own
         else:
             yield start, end, "point" if name == "image" else "keep", own
-    for place, token in delimiters.items():
+    for place, token in inline.delimiters.items():
         size = len(token.markup)
         if token.nesting == 1:
             start = place - (token.markup in ("**", "__"))  # the inner one of two has the token
             yield start, start + size, "start", token.markup
         elif token.nesting == -1:
-            yield place, place + size, "close", token.markup
+            yield place, place + size, "end", token.markup
 
 
 def _add_pieces(builder: TextBuilder, source: str, pieces: list[_Piece], position: int) -> set[str]:
     """Add a text from a position to a builder; return the characters that had a backslash."""
     escaped: set[str] = set()
-    closing = _pairs_of_html(pieces)
-    ends = {start for start, _ in closing.values()}
+    written = {start: what for start, _, _, what in pieces}
+    ends = ends_of_tags(
+        (start, _name(what), kind == "end") for start, _, kind, what in pieces if kind in ("start", "end")
+    )
 
     def add(end: int) -> None:
         nonlocal position
@@ -193,14 +210,10 @@ def _add_pieces(builder: TextBuilder, source: str, pieces: list[_Piece], positio
         if kind == "text":
             builder.add(what)
             escaped |= {what} if source[start] == "\\" and what != "\n" else set()
-        elif kind == "open":
-            builder.open(("[", what))
-        elif kind == "start":
-            builder.open((what, what))
-        elif kind == "close" or start in ends:
+        elif start in ends:
+            builder.open((what, written[ends[start]]))
+        elif start in ends.values():
             builder.close()
-        elif start in closing:
-            builder.open((what, closing[start][1]))
         else:
             builder.point((what, ""), what if kind == "keep" else "")
         position = end
@@ -208,27 +221,10 @@ def _add_pieces(builder: TextBuilder, source: str, pieces: list[_Piece], positio
     return escaped
 
 
-def _pairs_of_html(pieces: list[_Piece]) -> dict[int, tuple[int, str]]:
-    """Return the place of the end tag, and the tag, by the place of each start tag that has one."""
-    closing: dict[int, tuple[int, str]] = {}
-    waiting: list[tuple[int, str]] = []  # what is open; other marks have no name
-    for start, _, kind, what in pieces:
-        name = re.match(r"</?([A-Za-z][\w-]*)", what) if kind == "html" else None
-        if kind in ("open", "start"):
-            waiting.append((start, ""))
-        elif kind == "close":
-            while waiting and waiting.pop()[1]:
-                pass
-        elif name and what.startswith("</"):
-            names = [own for _, own in waiting]
-            inner = names[len(names) - names[::-1].index("") :] if "" in names else names
-            if name[1] in inner:
-                while waiting[-1][1] != name[1]:
-                    waiting.pop()
-                closing[waiting.pop()[0]] = start, what
-        elif name:
-            waiting.append((start, name[1]))
-    return closing
+def _name(tag: str) -> str:
+    """Return the name of a tag of HTML; other marks have none."""
+    name = re.match(r"</?([A-Za-z][\w-]*)", tag)
+    return name[1] if name else ""
 
 
 def _written(nodes: list[Node], things: list[Any], escaped: set[str], line_break: str) -> str:

@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from sightline.base.text.sentences import has_letter
-from sightline.translation.files.document import DocumentError, Texts, decode, unchanged
-from sightline.translation.marks import MarkedText, TranslatedText
+from sightline.translation.files.document import DocumentError, decode
+from sightline.translation.marks import MarkedText, Texts, TranslatedText, unchanged
 from sightline.translation.markup import Markup, MarkupError
 
 _HAS_TAG = re.compile(r"</[A-Za-z]|<(?:br|hr|img|wbr)\b[^>]*>")
@@ -71,8 +72,9 @@ class Replacements(Strings):
         self._text, self._encoding = text, encoding
         self._parts: list[tuple[int, int, str]] = []
 
-    def replace(self, start: int, end: int) -> Callable[[str], None]:
-        return lambda text: self._parts.append((start, end, text))
+    def replace(self, start: int, end: int, dump: Callable[[str], str] = str) -> Callable[[str], None]:
+        """Return a function that replaces a part of the file by a text, in the form of the file."""
+        return lambda text: self._parts.append((start, end, dump(text)))
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
         self.apply(translations)
@@ -96,11 +98,8 @@ class JsonStrings(Replacements):
         is_ascii = self._text.isascii() and "\\u" in self._text
         for match in _JSON_STRING.finditer(self._text):
             if match[1] is None:
-                replace = self.replace(*match.span())
-                self.add_string(
-                    json.loads(match[0]),
-                    lambda text, replace=replace: replace(json.dumps(text, ensure_ascii=is_ascii)),  # type: ignore[misc]
-                )
+                dump = partial(json.dumps, ensure_ascii=is_ascii)
+                self.add_string(json.loads(match[0]), self.replace(*match.span(), dump))
 
 
 class YamlStrings(Replacements):
@@ -128,24 +127,8 @@ class YamlStrings(Replacements):
         start, end = node.start_mark.index, node.end_mark.index
         start += len(_ANCHOR.match(self._text[start:end])[0])  # type: ignore[index]
         source = self._text[start:end]
-        replace = self.replace(start, end)
-        if node.style in ("|", ">"):
-            header, _, body = source.partition("\n")
-            last = len(body) - len(body.rstrip())
-            trailing = body[len(body) - last :] if last else ""
-            lines = [line for line in body.splitlines() if line.strip()]
-            indent = min((len(line) - len(line.lstrip(" ")) for line in lines), default=2)
-            between = "\n\n" if node.style == ">" else "\n"
-
-            def write(text: str) -> None:
-                written = [f"{' ' * indent}{line}" if line else "" for line in text.rstrip("\n").split("\n")]
-                replace(f"{header}\n{between.join(written)}{trailing}")
-        else:
-
-            def write(text: str) -> None:
-                replace(_scalar(text, node.style))
-
-        self.add_string(node.value, write)
+        dump = partial(_block, source) if node.style in ("|", ">") else partial(_scalar, node.style)
+        self.add_string(node.value, self.replace(start, end, dump))
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
         if self._language is not None:
@@ -169,7 +152,17 @@ def _scalars(nodes: Sequence[Any], seen: set[int]) -> Iterator[Any]:
             yield from _scalars(node.value, seen)
 
 
-def _scalar(text: str, style: str | None) -> str:
+def _block(source: str, text: str) -> str:
+    """Return a text as a block with the header, the indentation and the end of another."""
+    header, _, body = source.partition("\n")
+    end = body[len(body.rstrip()) :]
+    indent = min((len(line) - len(line.lstrip(" ")) for line in body.splitlines() if line.strip()), default=2)
+    lines = [f"{' ' * indent}{line}" if line else "" for line in text.rstrip("\n").split("\n")]
+    between = "\n\n" if header.startswith(">") else "\n"
+    return f"{header}\n{between.join(lines)}{end}"
+
+
+def _scalar(style: str | None, text: str) -> str:
     """Return a text as a scalar in a style, or in quotes where the style cannot hold it."""
     import yaml
 
@@ -193,18 +186,13 @@ class PoStrings(Strings):
         except (OSError, ValueError) as error:
             line = re.search(r"line (\d+)", str(error))
             raise DocumentError(f"is not a PO file, at line {line[1] if line else 1}; repair it") from None
-        self._plurals: list[tuple[Any, list[str]]] = []
+        self._entries: list[tuple[Any, list[str]]] = []
         for entry in self._file:
-            if entry.obsolete or (entry.translated() and "fuzzy" not in entry.flags):
-                continue
-            if not entry.msgid_plural:
-                self.add_string(entry.msgid, lambda text, entry=entry: setattr(entry, "msgstr", text))  # type: ignore[misc]
-                continue
-            forms = [entry.msgid, entry.msgid_plural]
-            self._plurals.append((entry, forms))
-            for index, form in enumerate(list(forms)):
-                self.add_string(form, lambda text, index=index, forms=forms: forms.__setitem__(index, text))  # type: ignore[misc]
-        self._untranslated = [entry for entry in self._file if not entry.obsolete and not entry.translated()]
+            if not entry.obsolete and not entry.translated():
+                forms = [entry.msgid, entry.msgid_plural]
+                self._entries.append((entry, forms))
+                for index, form in enumerate(filter(None, forms)):
+                    self.add_string(form, partial(forms.__setitem__, index))
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
         self.apply(translations)
@@ -212,25 +200,18 @@ class PoStrings(Strings):
         if metadata.get("Language", "").replace("-", "_").split("_")[0] != tag.split("_")[0]:
             metadata.pop("Plural-Forms", None)
             metadata["Language"] = tag
-        rule = _plural_rule(tag)
         if not re.match(r"\s*nplurals\s*=\s*\d", metadata.get("Plural-Forms", "")):
-            metadata["Plural-Forms"] = rule
+            known = (rule for languages, rule in _PLURALS.items() if {tag, tag.split("_")[0]} & {*languages.split()})
+            metadata["Plural-Forms"] = next(known, "nplurals=2; plural=(n != 1);")
         metadata.setdefault("Content-Type", "text/plain; charset=UTF-8")
         metadata["Content-Type"] = re.sub("charset=.*", "charset=UTF-8", metadata["Content-Type"])
         number = re.search(r"\d+", metadata["Plural-Forms"])
         count = int(number[0]) if number else 2
-        for entry, (one, other) in self._plurals:
-            entry.msgstr_plural = {index: one if index == 0 and count > 1 else other for index in range(count)}
-        for entry in self._untranslated:
+        for entry, (one, other) in self._entries:
             entry.flags = [flag for flag in entry.flags if flag != "fuzzy"]
-            if not entry.msgid_plural and not entry.msgstr:
-                entry.msgstr = entry.msgid  # without a letter
+            if entry.msgid_plural:
+                entry.msgstr_plural = {index: one if index == 0 and count > 1 else other for index in range(count)}
+            else:
+                entry.msgstr = one
         self._file.metadata_is_fuzzy = 0
         return str(self._file).encode()
-
-
-def _plural_rule(tag: str) -> str:
-    for languages, rule in _PLURALS.items():
-        if tag in languages.split() or tag.split("_")[0] in languages.split():
-            return rule
-    return "nplurals=2; plural=(n != 1);"

@@ -6,11 +6,12 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 from sightline.base.text.sentences import has_letter
-from sightline.translation.files.document import DocumentError, TextBuilder, decode
-from sightline.translation.marks import MarkedText, TranslatedText
+from sightline.translation.files.document import DocumentError, decode, ends_of_tags
+from sightline.translation.marks import MarkedText, TextBuilder, Texts, TranslatedText
 
 _TIMES = re.compile(r"^[ \t]*((?:\d+:)?\d+:\d+[.,]\d+)[ \t]*-->[ \t]*((?:\d+:)?\d+:\d+[.,]\d+)")
 _TAG = re.compile(r"</?(?:[bius]|font|c|v|lang|ruby|rt)(?=[\s.>])[^<>\n]*>|<[\d:.]+>|\{\\[^{}\n]*\}", re.IGNORECASE)
@@ -28,7 +29,6 @@ class _Cue:
     end: float
     lines: list[str] = field(default_factory=list)
     first_line: int = 0
-    edges: tuple[str, str] = ("", "")  # tags around the whole text
 
     @property
     def text(self) -> str:
@@ -39,27 +39,31 @@ class _Cue:
         return joined
 
 
-class Subtitles:
+class Subtitles(Texts):
     """A file of subtitles, of which only the lines of the cues change."""
 
     def __init__(self, data: bytes) -> None:
+        super().__init__()
         text, self._encoding = decode(data)
         self._newline = "\r\n" if "\r\n" in text else "\n"
-        self._lines = re.split(r"\r\n|\r|\n", text)
-        cues = list(_cues(self._lines))
+        lines = re.split(r"\r\n|\r|\n", text)
+        self._lines: list[str | None] = [*lines]
+        cues = list(_cues(lines))
         if not cues and text.strip().removeprefix("WEBVTT").strip():
             raise DocumentError("has no cue with times such as 00:00:01,000 --> 00:00:02,000")
-        self._groups = list(_groups([cue for cue in cues if has_letter(_TAG.sub("", cue.text))]))
-        self._builders = [_builder(group) for group in self._groups]
-        self.texts = [builder.finish() for builder in self._builders]
+        for group in _groups([cue for cue in cues if has_letter(_TAG.sub("", cue.text))]):
+            builder = _builder(group)
+            source = builder.finish()
+            self.add(source, partial(self._write, group, builder, source))
+
+    def _write(self, group: Sequence[_Cue], builder: TextBuilder, source: MarkedText, result: TranslatedText) -> None:
+        for cue, text in zip(group, _divided(group, builder, source, result), strict=True):
+            first, last = cue.first_line, cue.first_line + len(cue.lines)
+            self._lines[first:last] = [text.replace("\n", self._newline), *[None] * (len(cue.lines) - 1)]
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
-        lines: list[str | None] = list(self._lines)
-        for group, builder, source, result in zip(self._groups, self._builders, self.texts, translations, strict=True):
-            for cue, text in zip(group, _divided(group, builder, source, result), strict=True):
-                lines[cue.first_line : cue.first_line + len(cue.lines)] = [text, *[None] * (len(cue.lines) - 1)]
-        kept = [re.sub("\n", self._newline, line) for line in lines if line is not None]
-        return self._newline.join(kept).encode(self._encoding)
+        self.apply(translations)
+        return self._newline.join([line for line in self._lines if line is not None]).encode(self._encoding)
 
 
 def _cues(lines: Sequence[str]) -> Iterator[_Cue]:
@@ -109,91 +113,58 @@ def _builder(group: Sequence[_Cue]) -> TextBuilder:
     for number, cue in enumerate(group):
         if number:
             builder.add(" ")
-        builder.open("")
-        text = cue.text
-        prefix, suffix = "", ""
-        while match := _TAG.match(text):
-            tag = match[0]
-            is_whole = _closes_at_end(text, tag)
-            is_voice = tag.startswith("<v") and "</v>" not in text  # its end tag is optional
-            if tag.startswith("<") and not is_whole and not is_voice:
-                break
-            prefix, text = prefix + tag, text[len(tag) :]
-            if is_whole:
-                last = text.rindex("</")
-                suffix, text = text[last:] + suffix, text[:last]
-        cue.edges = prefix, suffix
-        _add_tagged(builder, text)
+        builder.open(("", ""))
+        text, position = cue.text, 0
+        tags = {match.start(): match[0] for match in _TAG.finditer(text)}
+        ends = ends_of_tags((start, _name(tag), tag.startswith("</")) for start, tag in tags.items())
+        for start, tag in tags.items():
+            builder.add(text[position:start])
+            if start in ends:
+                builder.open((tag, tags[ends[start]]))
+            elif start in ends.values():
+                builder.close()
+            else:
+                builder.point((tag, ""))
+            position = start + len(tag)
+        builder.add(text[position:])
         builder.close()
     return builder
 
 
 def _name(tag: str) -> str:
-    return re.split(r"[\s.>]", tag.strip("</"))[0]
-
-
-def _closes_at_end(text: str, tag: str) -> bool:
-    """Return True if the element that a text begins with is the whole text."""
-    name, depth = _name(tag), 0
-    for match in _TAG.finditer(text):
-        if _name(match[0]) == name and match[0][1] != "/":
-            depth += 1
-        elif match[0] == f"</{name}>":
-            depth -= 1
-            if depth == 0:
-                return match.end() == len(text)
-    return False
-
-
-def _add_tagged(builder: TextBuilder, text: str) -> None:
-    """Add a text whose pairs of tags become marks, and other tags points."""
-    partners: dict[int, str] = {}
-    waiting: list[tuple[int, str]] = []
-    for match in _TAG.finditer(text):
-        if match[0].startswith("</"):
-            while waiting and waiting[-1][1] != _name(match[0]):
-                waiting.pop()
-            if waiting:
-                partners[waiting.pop()[0]] = match[0]
-                partners[match.start()] = ""
-        elif match[0].startswith("<") and not match[0][1].isdigit():
-            waiting.append((match.start(), _name(match[0])))
-    position = 0
-    for match in _TAG.finditer(text):
-        builder.add(text[position : match.start()])
-        partner = partners.get(match.start())
-        if partner is None:
-            builder.point((match[0], ""))
-        elif partner:
-            builder.open((match[0], partner))
-        else:
-            builder.close()
-        position = match.end()
-    builder.add(text[position:])
+    return re.split(r"[\s.>}]", tag.strip("</"))[0]
 
 
 def _divided(group: Sequence[_Cue], builder: TextBuilder, source: MarkedText, result: TranslatedText) -> Iterator[str]:
     """Yield the text of each cue of a group."""
     cuts = [0, *_cuts(source, result), len(result.text)]
-    tags = [mark for mark in result.marks if builder.things[mark.index]]
-    for cue, (start, end) in zip(group, pairwise(cuts), strict=True):
-        inside = [
-            (max(mark.start, start), min(mark.end, end), mark)
-            for mark in tags
-            if (mark.start < end and mark.end > start) or (mark.start == mark.end and start <= mark.start < max(end, 1))
-        ]
+    cues: list[int] = []  # the mark of the cue of each mark
+    for index, mark in enumerate(source.marks):
+        cues.append(index if mark.parent is None else cues[mark.parent])
+    for cue, number, (start, end) in zip(group, sorted(set(cues)), pairwise(cuts), strict=True):
+        inside = []
+        for placed in result.marks:
+            own, whole = source.marks[placed.index], source.marks[cues[placed.index]]
+            first, last = max(placed.start, start), min(placed.end, end)
+            if own.start == whole.start and own.end in (
+                whole.start,
+                whole.end,
+            ):  # it stays around its cue, or before it
+                if cues[placed.index] == number:
+                    inside.append((start, start if own.start == own.end else end, builder.things[placed.index]))
+            elif first < last or (placed.start == placed.end and start <= placed.start < max(end, 1)):
+                inside.append((first, last, builder.things[placed.index]))
         text, position = "", start
         waiting: list[tuple[int, str]] = []
-        for first, last, mark in inside:
-            while waiting and waiting[-1][0] <= first and first < last:
+        for first, last, (before, after) in sorted(inside, key=lambda tag: (tag[0], -tag[1])):
+            while waiting and waiting[-1][0] <= first < last:
                 place, tag = waiting.pop()
                 text, position = text + result.text[position:place] + tag, place
-            text, position = text + result.text[position:first] + builder.things[mark.index][0], first
-            waiting.append((last, builder.things[mark.index][1]))
+            text, position = text + result.text[position:first] + before, first
+            waiting.append((last, after))
         for place, tag in reversed(waiting):
             text, position = text + result.text[position:place] + tag, place
-        text += result.text[position:end]
-        yield _wrapped(cue, cue.edges[0] + text.strip() + cue.edges[1])
+        yield _wrapped(cue, (text + result.text[position:end]).strip())
 
 
 def _cuts(source: MarkedText, result: TranslatedText) -> Iterator[int]:

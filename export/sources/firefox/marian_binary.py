@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from sightline.export.import_errors import ImportFailedError
@@ -158,7 +157,7 @@ class MarianModel:
         text = bytes(self._data[entry.start : entry.start + entry.length]).rstrip(b"\0")
         try:
             return parse_flat_yaml(text.decode())
-        except (ValueError, RecursionError, yaml.YAMLError) as error:  # UnicodeDecodeError is a ValueError
+        except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
             reason = " ".join(str(error).split())
             raise self._error(f"its configuration {CONFIG!r} cannot be read: {reason}") from None
 
@@ -186,7 +185,12 @@ def read_file(path: Path) -> bytes:
 
 def parse_flat_yaml(text: str) -> dict[str, Any]:
     """Parse YAML as Marian writes it: keys of scalars, and of lists of scalars."""
-    values = yaml.safe_load(text)
+    import yaml  # type: ignore[import-untyped] # many commands do not need it
+
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
     if not isinstance(values, dict) or not all(
         isinstance(part, str | int | float | None)
         for value in values.values()

@@ -19,12 +19,17 @@ async def test_texts_and_markup_come_back_whole(start: Start, make_backend: Make
         response = await translate(["# a dog\n\n\t12 {name}", "a dog"])
         expected = [f"# {whole['text']}\n\n\t12 {{name}}", whole["text"]]
         assert [(one["text"], one["tags"]) for one in response["outputs"]] == [(text, []) for text in expected]
+        assert response["outputs"][0]["sentences"] == [[2, 7, 2, 2 + len(whole["text"])]]
         assert response["usage"]["output_tokens"] == 2 * len(whole["tokens"])
         (output,) = (await translate("<p>a dog</p><p>A <b>red</b> dog<br><!-- x -->", markup="html"))["outputs"]
         assert [tag["name"] for tag in output["tags"]] == ["b", "br"]
         assert all(0 <= tag["confidence"] <= 1 for tag in output["tags"])
         for part in ("<p>", "<b>", "</b>", "<br>", "<!-- x -->"):
             assert output["text"].count(part) == (2 if part == "<p>" else 1)
+        (output,) = (await translate("<p>a <b>red</b> dog</p>", markup="html", glossary={"red dog": "Fuchs"}))[
+            "outputs"
+        ]
+        assert "Fuchs" in output["text"] and output["text"].count("<b>") == 1
         (output,) = (await translate("a &lt; b", markup="xml"))["outputs"]
         assert "&lt;" in output["text"] or "<" not in output["text"]
 
@@ -62,6 +67,7 @@ async def test_what_cannot_be_translated_is_rejected(start: Start, make_backend:
             ({"model": "plain"}, "unsupported_task", "model"),
             ({"inputs": "<a><b>x", "markup": "xml"}, "invalid_parameter", "inputs"),
             ({"inputs": ["x", "<a>"], "markup": "xml"}, "invalid_parameter", "inputs[1]"),
+            ({"glossary": {"dog": " "}}, "invalid_parameter", "glossary.dog"),
             ({"parameters": {"top_logprobs": 1}}, "unsupported_parameter", "parameters.top_logprobs"),
             ({"parameters": {"return_attention": True}}, "unsupported_parameter", "parameters.return_attention"),
         ):

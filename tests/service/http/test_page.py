@@ -1,4 +1,4 @@
-"""The page that shows attention: its files, their headers, and the settings that concern it."""
+"""The page: its files, their headers, and the settings that concern it."""
 
 import re
 from pathlib import Path

@@ -1,0 +1,164 @@
+"""The translator of the page in a real browser. It needs Chromium."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.bench.server import RunningServer
+
+pytestmark = pytest.mark.browser
+
+OpenPage = Callable[..., Any]
+SENTENCE = "Two girls are playing with a small brown dog on the beach."
+MARKDOWN = "# A dog\n\nA dog runs to `x = 1`.\n\n```\ncode: A dog\n\nA dog\n```\n\n- {name} runs.\n"
+HTML = """<!doctype html><html><head><title>A dog</title><style>p { color: red }</style></head><body class="x">
+<p style="color: red" title="A dog">A <b>dog</b> runs.</p><script>var dog = "A dog";</script><hr>
+<ul><li>A man &amp; a <a href="x?a=1&amp;b">dog</a> run.</li></ul></body></html>"""
+
+
+def start_translation(page: Any, text: str) -> Any:
+    """Type a text, and return the translation, once it is there."""
+    page.get_by_label("Text to translate").fill(text)
+    page.get_by_text("Translated.").wait_for()
+    return page.get_by_role("group", name="Translation")
+
+
+def test_a_word_lights_up_its_partners_and_has_alternatives(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url, may_fail=True)
+    readout = page.locator("#translator .readout")
+    output = start_translation(page, f"🐕 A dog runs.  {SENTENCE}\n\nWrite to jane@example.com.")
+    assert output.text_content().startswith("🐕 Ein Hund rennt.  Zwei Mädchen")
+    assert "\n\n" in output.text_content() and "jane@example.com" in output.text_content()
+    output.get_by_role("button", name="Strand").hover()
+    page.locator(".mirror .partner", has_text="beach").wait_for(state="attached")
+    assert page.locator(".mirror .near").all_text_contents() == SENTENCE.rstrip(".").split()
+    page.mouse.move(0, 0)
+    page.get_by_text("Point at a word").wait_for()
+    place = page.locator(".mirror .word", has_text="girls").bounding_box()
+    page.mouse.move(place["x"] + 5, place["y"] + 5)
+    page.locator(".translation .partner", has_text="Mädchen").wait_for()
+    page.get_by_label("Text to translate").press("Control+Home")
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    page.locator(".translation .partner", has_text="Hund").wait_for()
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    page.locator(".mirror .partner", has_text="dog").first.wait_for(state="attached")
+    assert readout.text_content().replace("\u2068", "").replace("\u2069", "").startswith("Hund ← dog ")
+    page.keyboard.press("Enter")
+    other = page.get_by_role("dialog", name="Alternatives for Hund").get_by_role("button").first
+    other.wait_for()
+    sentence, word = other.get_attribute("title"), other.text_content().split()[0]
+    page.keyboard.press("Enter")
+    page.locator(".translation .current", has_text=word).wait_for()
+    assert output.text_content().startswith(f"🐕 {sentence}  Zwei Mädchen")
+    output.get_by_role("button", name="Strand").hover()
+    page.locator(".mirror .partner", has_text="beach").wait_for(state="attached")
+    page.route("**/v1/translate", lambda route: route.abort())
+    page.get_by_label("Text to translate").fill("A man sleeps.")
+    page.get_by_role("button", name="Retry").wait_for()
+    page.unroute("**/v1/translate")
+    page.get_by_role("button", name="Retry").press("Enter")
+    page.get_by_role("button", name="schläft").wait_for()
+    page.get_by_role("button", name="Copy the translation").click()
+    page.get_by_text("Copied.").or_(page.get_by_text("does not allow copying")).wait_for()
+
+
+def test_languages_models_and_the_way_to_the_views_of_attention(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    assert page.get_by_role("button", name="Swap the languages").is_disabled()
+    groups = page.get_by_label("Translation model").locator("optgroup")
+    assert [one.get_attribute("label").split()[0] for one in groups.all()] == ["Translate", "Recurrent"]
+    assert "multi30k-en-de – English to German" in groups.first.text_content()
+    page.get_by_text("Trained on 29,000 captions").first.wait_for()
+    page.get_by_label("Translation model").select_option("multi30k-en-de-fixed-context")
+    start_translation(page, SENTENCE).get_by_role("button").first.hover()
+    page.get_by_text("This model has no attention between its texts.").wait_for()
+    page.get_by_role("link", name="Look inside").click()
+    page.get_by_text("This model has no attention:").wait_for()
+    assert page.get_by_label("Text", exact=True).input_value() == SENTENCE
+    labels = page.get_by_label("Model", exact=True).locator("optgroup").evaluate_all("all => all.map(one => one.label)")
+    assert [label.split()[0] for label in labels] == ["Translate", "Chat", "Classify", "Recurrent"]
+    page.get_by_role("link", name="Translate").click()
+    assert page.get_by_label("Text to translate").input_value() == SENTENCE
+
+
+def test_languages_are_swapped_and_a_service_without_a_translator_shows_attention(
+    open_page: OpenPage, server: RunningServer
+) -> None:
+    page = open_page(server.url)
+    languages = {"source": "en", "target": "de", "sources": ["en", "de", "fr"], "targets": ["de", "en", "fr"]}
+
+    def cards(route: Any) -> None:
+        data = json.loads(route.fetch().text())["data"]
+        found = [one for one in data if one["languages"] is None or (languages and one["id"] == "multi30k-en-de")]
+        route.fulfill(json={"data": [{**one, "languages": one["languages"] and languages} for one in found]})
+
+    def reverse(route: Any) -> None:
+        body = route.request.post_data_json
+        assert body["parameters"] == {"source_language": "de", "target_language": "en"}
+        route.fulfill(json={"outputs": [{"text": "A dog.", "sentences": [[0, 9, 0, 6]]}]})
+
+    page.route("**/v1/models", cards)
+    page.reload()
+    page.get_by_label("To", exact=True).wait_for()
+    assert page.get_by_label("To", exact=True).locator("option").all_text_contents() == ["French", "German"]
+    page.route(
+        "**/v1/translate", lambda route: route.fulfill(json={"outputs": [{"text": "Ein Hund.", "sentences": []}]})
+    )
+    start_translation(page, "A dog.")
+    page.unroute("**/v1/translate")
+    page.route("**/v1/translate", reverse)
+    page.get_by_role("button", name="Swap the languages").press("Enter")
+    page.get_by_role("button", name="dog").wait_for()
+    assert page.get_by_label("Text to translate").input_value() == "Ein Hund."
+    assert page.evaluate("document.activeElement.id") == "swap"
+    languages.clear()
+    page.reload()
+    page.get_by_role("button", name="Send").wait_for()
+    assert page.get_by_role("link", name="Translate").count() == 0
+
+
+def test_documents_are_translated_in_parts_and_downloaded(
+    open_page: OpenPage, server: RunningServer, tmp_path: Path
+) -> None:
+    page = open_page(server.url, may_fail=True)
+    chooser = page.get_by_label("Translate a document")
+
+    def translated(name: str, content: str) -> str:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        chooser.set_input_files(tmp_path / name)
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Download {name.replace('.', '.de.')}").click()
+        return Path(download.value.path()).read_text(encoding="utf-8")
+
+    parts = []
+    page.on("request", lambda request: parts.append(request) if request.url.endswith("/v1/translate") else None)
+    written = translated("page.md", MARKDOWN + 300 * "\nA dog runs fast.\n")
+    assert len(parts) > 1
+    assert written.endswith(300 * "\nEin Hund rennt schnell.\n")
+    for kept in ("# ", "`x = 1`", "```\ncode: A dog\n\nA dog\n```\n\n- ", "{name}"):
+        assert kept in written
+    written = translated("page.html", HTML.replace("<hr>", 100 * "<hr><p>A man sleeps.</p>"))
+    for kept in ('<html lang="de">', '<body class="x">', "<style>p { color: red }</style>", 'var dog = "A dog";',
+                 '<p style="color: red" title="Ein Hund', "<b>Hund</b>", '<a href="x?a=1&amp;b">'):  # fmt: skip
+        assert kept in written
+    assert "A man" not in written and written.count("<hr>") == 100
+    (tmp_path / "a.docx").write_bytes(b"PK")
+    chooser.set_input_files(tmp_path / "a.docx")
+    page.get_by_role("alert").get_by_text("files that end with .txt, .md, .html").wait_for()
+    (tmp_path / "a.txt").write_bytes("Füße".encode("latin-1"))
+    chooser.set_input_files(tmp_path / "a.txt")
+    page.get_by_role("alert").get_by_text("a.txt is not in UTF-8").wait_for()
+    page.route("**/v1/translate", lambda route: route.abort())
+    (tmp_path / "a.txt").write_text("A dog runs.")
+    chooser.set_input_files(tmp_path / "a.txt")
+    page.get_by_text("The service cannot be reached").wait_for()
+    page.unroute("**/v1/translate")
+    page.get_by_role("button", name="Retry").click()
+    page.get_by_role("button", name="Download a.de.txt").wait_for()
+    page.get_by_role("button", name="Close").click()
+    assert page.get_by_role("progressbar").count() == 0
