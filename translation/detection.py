@@ -13,13 +13,12 @@ MAX_CHARACTERS = 2_000  # of a text that are read; more change nothing
 
 
 def detect_languages(text: str, available: Sequence[str]) -> list[tuple[str, float]]:
-    """Return the available languages that the text may have with their probabilities, the best
-    first. Languages that py3langid does not know are left out.
+    """Return the available languages with their probabilities among all that py3langid knows, the
+    best first. Languages that it does not know have the probability 0.
     """
     ranked = dict(_identifier().rank(text[:MAX_CHARACTERS]))
-    found = {tag: ranked[code] for tag in available if (code := find_language(tag, ranked)) is not None}
-    total = sum(found.values()) or 1.0
-    return sorted(((tag, value / total) for tag, value in found.items()), key=lambda pair: -pair[1])
+    found = [(tag, ranked.get(find_language(tag, ranked) or "", 0.0)) for tag in available]
+    return sorted(found, key=lambda pair: -pair[1])
 
 
 @cache

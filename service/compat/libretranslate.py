@@ -50,7 +50,7 @@ class DetectBody(RequestBody):
 
 class Detected(TypedDict):
     language: Annotated[str, Field(description="BCP 47 tag.")]
-    confidence: Annotated[float, Field(description="Percentage, among the languages that are translated.")]
+    confidence: Annotated[float, Field(description="Percentage, among all languages.")]
 
 
 class Translation(TypedDict):
@@ -94,7 +94,7 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
         others = [list(texts)[1:] for texts in distinct_texts]
         response["alternatives"] = others if body.inputs.is_list else others[0]
     if body.source_language == AUTO:
-        detected = [_detected(best.detected) for best, *_ in results if best.detected]
+        detected = [_detected(best.detected or DetectedLanguage(best.route[0].source, 1.0)) for best, *_ in results]
         response["detectedLanguage"] = detected if body.inputs.is_list else detected[0]
     return response
 

@@ -44,7 +44,11 @@ async def translate_between(
     models = _models(call, name)
     detected: list[DetectedLanguage | None] = [None] * len(inputs)
     if source == AUTO:
-        detected = [found[0] for found in await detect(inputs.texts, source_languages(call, target, name))]
+        sources = source_languages(call, target, name)
+        if len(sources) == 1:  # there is no choice
+            source = sources[0]
+        else:
+            detected = [found[0] for found in await detect(inputs.texts, sources)]
     groups: dict[tuple[Step, ...], list[int]] = {}
     for index, found in enumerate(detected):
         route = _route(call, models, name, source if found is None else found.language, target)
@@ -63,8 +67,6 @@ async def translate_between(
 
 async def detect(texts: Sequence[str], available: Sequence[str]) -> list[list[DetectedLanguage]]:
     """Return those of some languages that each text may have, the best first."""
-    if len(available) == 1:
-        return [[DetectedLanguage(available[0], 1.0)] for _ in texts]
     found = await asyncio.to_thread(lambda: [detect_languages(text, available) for text in texts])
     return [[DetectedLanguage(tag, round(value, 4)) for tag, value in of_text] for of_text in found]
 

@@ -47,7 +47,7 @@ class DetectedLanguage:
     """A language that a text probably has."""
 
     language: Annotated[str, Field(description="BCP 47 tag, as the models name it.")]
-    confidence: Annotated[float, Field(description="Probability, from 0 to 1, among the languages of the models.")]
+    confidence: Annotated[float, Field(description="Probability, from 0 to 1, among all languages.")]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,10 @@ class TranslateOutput:
             "models translate."
         ),
     ]
-    detected: Annotated[DetectedLanguage | None, Field(description="Language of the input, if the call has `auto`.")]
+    detected: Annotated[
+        DetectedLanguage | None,
+        Field(description="Language of the input, if the call has `auto` and several are possible."),
+    ]
     route: Annotated[
         Sequence[Step], Field(description="Models that translated one after the other, with their languages.")
     ]
