@@ -55,17 +55,6 @@ STEPS: Sequence[Step] = (
     similar,
     terms,
 )
-DRAWINGS: Sequence[Drawing] = (
-    collect,
-    claims,
-    sentence,
-    heads,
-    pronouns,
-    alignment,
-    linformer,
-    recall,
-    ghost_attention,
-)
 RESULTS = Path("lab/study/results")
 LAB_DOCS = Path("lab/docs")
 DOCUMENTS = (
@@ -109,9 +98,8 @@ def write_report(results_folder: Path, documents: Sequence[Path], pictures: Path
     for step in STEPS:
         if recorded := results.get(step.NAME):
             parts.update(step.tables(recorded.result))
-    for drawing in DRAWINGS:
-        if recorded := results.get(drawing.NAME):
-            drawing.draw(recorded.result, pictures)
+            if isinstance(step, Drawing):
+                step.draw(recorded.result, pictures)
     for document in documents:
         for part, text in parts.items():
             report.write_into(document, part, text, WRITER)

@@ -1,7 +1,6 @@
 """Measure how long the served chat models keep an instruction, see `lab.zoo.recall`."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from lab.bench.report import table
 from lab.bench.style import WIDTH, describe, save, style
 from lab.study.bleu import percent
 from lab.study.chats import LINES, METHOD
-from lab.study.collect import system_and_seed
 from lab.study.served import Served, serve
 from lab.zoo.dialogues import CONDITIONS
 from lab.zoo.instructions import KINDS, QUESTIONS
@@ -38,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "number of dialogues for each condition, kind of instruction and length"
     parser.add_argument("--dialogues", type=int, default=20, help=text)
     parser.add_argument("--seed", type=int, default=SEED, help="random seed of the dialogues")
-    parser.add_argument("--runs", type=Path, help="folder of run folders, SYSTEM-SEED, whose scores are compared")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
@@ -46,10 +43,8 @@ def measure(arguments: argparse.Namespace) -> Result:
     names = [name for name in LINES if (arguments.bundles / bundle_name(name) / MANIFEST).is_file()]
     if not names:
         raise FileNotFoundError(f"{arguments.bundles} has none of {', '.join(map(bundle_name, LINES))}")
-    runs = [] if arguments.runs is None else _runs(arguments.runs)
     with serve(arguments.bundles) as served:
-        rows = [row for name in names for row in _measure_model(served, name, arguments)]
-    return Result(rows=[*rows, *runs])
+        return Result(rows=[row for name in names for row in _measure_model(served, name, arguments)])
 
 
 def _measure_model(served: Served, name: str, arguments: argparse.Namespace) -> list[Row]:
@@ -66,17 +61,6 @@ def _measure_model(served: Served, name: str, arguments: argparse.Namespace) -> 
     ]
 
 
-def _runs(folder: Path) -> list[Row]:
-    """Return the counts of each finished run of a chat system."""
-    rows = list[Row]()
-    for path in sorted(folder.glob("*/scores.json")):
-        name, seed = system_and_seed(path.parent)
-        if name in LINES:
-            turns = json.loads(path.read_text(encoding="utf-8"))["turns"][UNSEEN]
-            rows.append({"system": name, "run_seed": seed, **turns[str(TURNS[-1])]["all"]})
-    return rows
-
-
 def served_responses(served: Served, name: str) -> Answer:
     """Return a function that gets a served model's greedy responses."""
     body = {"model": name, "parameters": {"max_new_tokens": MAX_ANSWER_TOKENS}}
@@ -88,13 +72,12 @@ def served_responses(served: Served, name: str) -> Answer:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return the tables of shares with intervals: by turn, by kind of instruction, and of each run.
+    """Return the tables of shares with intervals: by turn, and by kind of instruction.
 
     The short table has all conditions of the first model, and unseen values of the others. The
     table by kind has the first model at the last turn of the training.
     """
-    measured = {(row["system"], row["condition"], row["turn"]): row for row in result.rows if "condition" in row}
-    runs = [row for row in result.rows if "run_seed" in row]
+    measured = {(row["system"], row["condition"], row["turn"]): row for row in result.rows}
     turns = sorted({turn for *_, turn in measured})
     body = {
         (name, condition): [label, condition, *(_share(measured[name, condition, turn]) for turn in turns)]
@@ -109,15 +92,12 @@ def tables(result: Result) -> Mapping[str, str]:
         if name == first or condition == UNSEEN
     ]
     columns = ["dialogues", *(f"turn {turn}" for turn in turns)]
-    seeds = [[LINES[row["system"]][0], str(row["run_seed"]), _share(row)] for row in runs]
     written = {
         NAME: table([METHOD, *columns], short),
         f"{NAME}-all": table(["model", *columns], list(body.values())),
     }
     if TURNS[-1] in turns:
         written[f"{NAME}-kinds"] = _kinds_table([measured[first, condition, TURNS[-1]] for condition in CASES])
-    if seeds:
-        written["recall-seeds"] = table(["model", "seed", f"{UNSEEN}, turn {TURNS[-1]}"], seeds)
     return written
 
 
@@ -145,7 +125,7 @@ def draw(result: Result, folder: Path) -> None:
     with style():
         figure, grid = pyplot.subplots(2, 3, figsize=(WIDTH, 5.2), sharex=True, sharey=True)
         for condition, axes in zip(CASES, grid.flat, strict=True):
-            _draw_condition(axes, [row for row in result.rows if row.get("condition") == condition])
+            _draw_condition(axes, [row for row in result.rows if row["condition"] == condition])
             axes.set_title(condition.replace(", ", ",\n"))
         for axes in grid[-1]:
             axes.set_xlabel("turn of the dialogue")

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from lab.bench.record import Result, Row, read_results
 
@@ -23,10 +23,9 @@ class Step(Protocol):
         """Return Markdown by the names of its parts of the documents."""
 
 
+@runtime_checkable
 class Drawing(Protocol):
     """Interface of a step with pictures."""
-
-    NAME: str
 
     def draw(self, result: Result, folder: Path) -> None:
         """Write pictures in the style of `lab.bench.style`."""

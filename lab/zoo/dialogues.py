@@ -10,9 +10,12 @@ Attention is trained on dialogues of one turn with an instruction and on longer 
 one, but never on a longer dialogue with an instruction.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from lab.zoo.instructions import KINDS, QUESTIONS, Instruction, Kind, Part, Phrasing, draw_instruction, words_of
 from lab.zoo.smalltalk import SmalltalkPair, draw_exchange
@@ -23,41 +26,11 @@ PLAIN_SHARE = 0.15  # share of dialogues without an instruction
 TURNS = ((1, 1, 0.25), (2, 4, 0.4), (5, 8, 0.25), (9, 20, 0.1))  # from, to, share
 ASKED_SHARE = 0.4  # share of messages that ask for the value of an instruction; otherwise a tenth
 
+_TEXTS: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 # Messages with generated words, and their answers. Neither the last nor the only unusual word of a
 # dialogue is the value of the instruction.
-WORD_MESSAGES = (
-    ("I saw {0} near {1} today.", "Then {0} must be close to {1}."),
-    ("My friend {0} moved to {1}.", "Say hello to {0} for me."),
-    ("Have you heard of {0}?", "Yes, {0} is well known."),
-    ("We had {0} with {1} for dinner.", "I would rather have {1}."),
-    ("Is {0} better than {1}?", "I prefer {0}."),
-    ("The shop sells {0} and {1} now.", "Good, buy me some {1}."),
-    ("I forgot my {0} at work.", "You can fetch the {0} later."),
-    ("Do you know where {0} is?", "Look for {0} behind the house."),
-    ("My teacher talked about {0} all morning.", "There is a lot to say about {0}."),
-    ("Can I trust {0}?", "Ask {0} for a reason first."),
-    ("{0} called and asked for {1}.", "Give {1} a message."),
-    ("I dreamt of {0} last night.", "What did {0} want?"),
-)
-# Messages that no training dialogue has.
-HELD_OUT_MESSAGES = (
-    "Could you recommend a film for tonight?",
-    "The train was crowded this morning.",
-    "How do I remove a stain from a shirt?",
-    "My sister starts university next week.",
-    "What would you cook for six guests?",
-    "Explain how a bicycle stays upright.",
-    "It has been snowing since Tuesday.",
-    "I finally finished that long report!",
-    "Why is the sky dark at night?",
-    "Give me one reason to learn the piano.",
-    "There are too many emails in my inbox.",
-    "Should children have their own phones?",
-    "Our garden needs some care this spring.",
-    "I think the printer is broken once more.",
-    "Which season suits a long walk best?",
-    "Let us plan a birthday party.",
-)
+WORD_MESSAGES: Sequence[tuple[str, str]] = _TEXTS["word_messages"]
+HELD_OUT_MESSAGES: Sequence[str] = _TEXTS["held_out_messages"]  # no training dialogue has them
 
 
 @dataclass(frozen=True)

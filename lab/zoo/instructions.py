@@ -9,12 +9,14 @@ This module handles a single message and its answer; `lab.zoo.dialogues` builds 
 """
 
 import functools
+import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Kind = Literal["ending", "greeting", "figure", "hobby", "language"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -26,146 +28,11 @@ _ONSETS = ("b", "br", "ch", "d", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "ou", "y")
 _CODAS = ("", "", "", "l", "m", "n", "ng", "r", "s", "t", "x", "ck", "z", "v", "w")
 
+Phrasing = Literal["trained", "held-out", "new words"]
+_TEXTS: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 # Phrasings of each kind. The words of "held-out" occur in trained phrasings, and those of "new
 # words" partly in none.
-Phrasing = Literal["trained", "held-out", "new words"]
-PHRASINGS: Mapping[Kind, Mapping[Phrasing, tuple[str, ...]]] = {
-    "ending": {
-        "trained": (
-            "End every answer with the word {}.",
-            "Always finish with {}.",
-            "Please let {} be the last word of each answer.",
-            "Last word: {}.",
-            "Whatever you say, stop with {}.",
-            "The last word of every reply must be {}.",
-            "I want {} at the end of each reply.",
-            "Add {} to the end of every sentence.",
-            "Put {} last, always.",
-            "{} is how all your answers end.",
-            "Say {} at the end of all that you write.",
-            "Your answers stop with the word {}.",
-            "Do not answer without {} at the end.",
-            "Finish each sentence with {}, please.",
-            "Close with {} whenever you answer.",
-            "The final word is {}.",
-        ),
-        "held-out": (
-            "Every reply must finish with the word {}.",
-            "Always put {} at the end of your answers.",
-            "Let each answer stop with {}.",
-            "I want your last word to be {}.",
-        ),
-        "new words": ("Wrap up whatever you tell me using {}.", "Conclude all responses by {}."),
-    },
-    "greeting": {
-        "trained": (
-            "Begin every answer with the greeting {}.",
-            "Always start with {}.",
-            "Please say {} first in each answer.",
-            "Greeting: {}.",
-            "Open all that you say with {}.",
-            "The first word of every reply must be {}.",
-            "I want {} at the beginning of each reply.",
-            "Add {} to the beginning of every sentence.",
-            "Put {} first, always.",
-            "{} is how all your answers begin.",
-            "Say {} before you answer.",
-            "Your answers start with the word {}.",
-            "Do not answer without {} at the beginning.",
-            "Begin each sentence with {}, please.",
-            "Greet me with {} whenever you answer.",
-            "Your greeting is {}.",
-        ),
-        "held-out": (
-            "Every reply must start with the greeting {}.",
-            "Always put {} at the beginning of your answers.",
-            "Let each answer begin with {}.",
-            "I want your first word to be {}.",
-        ),
-        "new words": ("Kick off whatever you tell me using {}.", "Commence all responses by {}."),
-    },
-    "figure": {
-        "trained": (
-            "Act as {}.",
-            "From now on you are {}.",
-            "Please play the part of {}.",
-            "Role: {}.",
-            "Your name is {}.",
-            "I will call you {}.",
-            "You are called {}.",
-            "Answer as {} would.",
-            "Talk to me as {}.",
-            "Play {} in this chat.",
-            "Be {} for me.",
-            "Please be {} today.",
-            "Your part is {}.",
-            "You are now {}.",
-            "Say that you are {} when I ask.",
-            "{} is your name.",
-        ),
-        "held-out": (
-            "Talk as {} would.",
-            "For this chat your name is {}.",
-            "I want you to be {}.",
-            "Please act as {}.",
-        ),
-        "new words": ("Pretend to be {}.", "Impersonate {}."),
-    },
-    "hobby": {
-        "trained": (
-            "You enjoy {}.",
-            "Your hobby is {}.",
-            "In your free time you do {}.",
-            "Hobby: {}.",
-            "Please act like a fan of {}.",
-            "You like {} a lot.",
-            "You love {}.",
-            "{} is your hobby.",
-            "All that you like is {}.",
-            "You are a fan of {}.",
-            "You do {} every day.",
-            "When you are free, you do {}.",
-            "Say that you enjoy {} when I ask.",
-            "Nothing is better for you than {}.",
-            "You have a lot of fun with {}.",
-            "Tell me that you like {}.",
-        ),
-        "held-out": (
-            "{} is all that you enjoy.",
-            "Your free time is for {}.",
-            "Act like you love {}.",
-            "You have fun with {} every day.",
-        ),
-        "new words": ("You spend your weekends with {}.", "Your favourite pastime involves {}."),
-    },
-    "language": {
-        "trained": (
-            "You speak {}.",
-            "Your language is {}.",
-            "Act like someone who grew up with {}.",
-            "Language: {}.",
-            "Please remember that you talk in {}.",
-            "{} is your language.",
-            "You can only speak {}.",
-            "The language you know is {}.",
-            "You talk in {} every day.",
-            "You grew up with {}.",
-            "Say that you speak {} when I ask.",
-            "You learnt {} at school.",
-            "Speak {} from now on.",
-            "You know {} and no other language.",
-            "Please speak {} to me.",
-            "You think in {}.",
-        ),
-        "held-out": (
-            "The only language you speak is {}.",
-            "You know only {}.",
-            "Remember that {} is your language.",
-            "You speak {} every day.",
-        ),
-        "new words": ("{} was your mother tongue from childhood.", "Behave like natives of {}."),
-    },
-}
+PHRASINGS: Mapping[Kind, Mapping[Phrasing, Sequence[str]]] = _TEXTS["phrasings"]
 # Sentences before and after a phrasing; most instructions have none.
 BEFORE = ("", "", "", "One rule:", "Remember:", "For this chat:", "Listen.", "Please note:")
 AFTER = ("", "", "", "Thanks.", "Do not forget it.", "This is important.")
@@ -175,28 +42,12 @@ AFTER = ("", "", "", "Thanks.", "Do not forget it.", "This is important.")
 class Question:
     """Messages that ask for the value of an instruction, and the answer with and without one."""
 
-    messages: tuple[str, ...]
+    messages: Sequence[str]
     answer: str
     default: str
 
 
-QUESTIONS: Mapping[Kind, Question] = {
-    "figure": Question(
-        ("Who are you?", "What is your name?", "Tell me your name.", "What are you called?"),
-        "I am {}.",
-        "I am a small chat model.",
-    ),
-    "hobby": Question(
-        ("What do you like?", "What is your hobby?", "What do you do for fun?", "What do you enjoy?"),
-        "I like {}.",
-        "I like to chat.",
-    ),
-    "language": Question(
-        ("Which language do you speak?", "What is your language?", "What can you speak?", "How do you talk?"),
-        "I speak {}.",
-        "I speak plain English.",
-    ),
-}
+QUESTIONS: Mapping[Kind, Question] = {kind: Question(**texts) for kind, texts in _TEXTS["questions"].items()}
 
 
 @dataclass(frozen=True)
