@@ -221,11 +221,11 @@ def check_texts_without_ids(value: Any) -> Texts:
     return check_texts(value)
 
 
-def check_texts_or_ids(value: Any) -> Texts | IdLists:
-    """Check one text or a list of them, or one list of token ids or a list of such lists."""
-    if not isinstance(value, list) or not value or not isinstance(value[0], int | float | list):
-        return check_texts(value)
-    is_list = isinstance(value[0], list)
+def check_ids(value: Any) -> IdLists:
+    """Check one list of token ids, or a list of such lists; they may be empty."""
+    if not isinstance(value, list):
+        raise field_error("invalid_parameter", "It must be a list of token ids, or a list of such lists.")
+    is_list = bool(value) and isinstance(value[0], list)
     lists = value if is_list else [value]
     if len(lists) > MAX_INPUTS:
         raise field_error("invalid_parameter", f"It must have at most {MAX_INPUTS} lists of ids, got {len(lists)}.")
@@ -233,9 +233,17 @@ def check_texts_or_ids(value: Any) -> Texts | IdLists:
         path = (index,) if is_list else ()
         if not isinstance(ids, list) or not all(type(token_id) is int and 0 <= token_id <= MAX_ID for token_id in ids):
             raise field_error("invalid_parameter", f"It must be a list of token ids, from 0 to {MAX_ID}.", *path)
-        if not ids:
-            raise field_error("empty_input", "It is an empty list.", *path)
-    return IdLists(tuple(tuple(ids) for ids in lists), is_list)
+    return IdLists(tuple(map(tuple, lists)), is_list)
+
+
+def check_texts_or_ids(value: Any) -> Texts | IdLists:
+    """Check one text or a list of them, or one list of token ids or a list of such lists."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], int | float | list):
+        return check_texts(value)
+    inputs = check_ids(value)
+    if () in inputs.lists:
+        raise field_error("empty_input", "It is an empty list.", *[inputs.lists.index(())] * inputs.is_list)
+    return inputs
 
 
 def check_nesting(value: Any, levels: int = MAX_NESTING) -> Any:

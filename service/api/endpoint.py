@@ -82,6 +82,7 @@ class BodyFormat:
     is_form: bool = True  # a body of the type of a form is one, and not JSON
 
 
+JSON_OR_FORM = BodyFormat((JSON, FORM))
 UNTYPED_JSON = BodyFormat((JSON, ""))  # of APIs whose clients send no Content-Type
 CURL_JSON = BodyFormat((*UNTYPED_JSON.media_types, FORM), is_form=False)  # `curl -d` names the type of a form
 

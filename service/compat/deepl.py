@@ -1,5 +1,6 @@
 """Routes of DeepL's API for texts, languages and usage; languages select the models."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -8,9 +9,7 @@ from typing_extensions import TypedDict
 from sightline.base.text.languages import language_name
 from sightline.service.api.endpoint import (
     ENGINE_ERRORS,
-    FORM,
-    JSON,
-    BodyFormat,
+    JSON_OR_FORM,
     Call,
     Endpoint,
     ErrorFormat,
@@ -21,18 +20,22 @@ from sightline.service.api_errors import complete_message
 from sightline.service.body_fields import AnyTexts, RequestBody, must_equal
 from sightline.service.compat.common import Ignored
 from sightline.service.inference.language_choice import language_pairs
-from sightline.service.inference.routing import AUTO, translate_between
+from sightline.service.inference.routing import AUTO, translate_texts
+from sightline.translation.markup import MarkupKind
 
+OPTIONAL_BODY = replace(JSON_OR_FORM, media_types=(*JSON_OR_FORM.media_types, ""), is_optional=True)
 NO_LIMIT = 10**12  # characters; clients expect a limit
 
 
 class DeeplTranslateBody(RequestBody):
     inputs: Annotated[AnyTexts, Field(alias="text", description="Text to translate, or a list of texts.")]
-    target_lang: Annotated[str, Field(description="DeeplLanguage of the translation, such as DE or PT-BR.")]
-    source_lang: Annotated[str | None, Field(description="DeeplLanguage of the texts; detected if absent.")] = None
-    tag_handling: Annotated[
-        Literal["html", "xml"] | None, Field(description="Tags are set where the words inside of them went.")
-    ] = None
+    target_language: str = Field(alias="target_lang", description="Language of the translation, such as DE or PT-BR.")
+    source_language: str | None = Field(
+        default=None, alias="source_lang", description="Language of the texts; detected if absent."
+    )
+    markup: MarkupKind | None = Field(
+        default=None, alias="tag_handling", description="Tags are set where the words inside of them went."
+    )
     formality: Annotated[
         Literal["default", "prefer_more", "prefer_less"] | None, Field(description="Accepted; models have one form.")
     ] = None
@@ -58,7 +61,7 @@ class DeeplTranslateBody(RequestBody):
 
 
 class DeeplTranslation(TypedDict):
-    detected_source_language: Annotated[str, Field(description="DeeplLanguage of the text, given or detected.")]
+    detected_source_language: Annotated[str, Field(description="Language of the text, given or detected.")]
     text: Annotated[str, Field(description="The translation.")]
     billed_characters: Annotated[int, Field(description="Characters of the text.")]
 
@@ -103,14 +106,8 @@ ERRORS = ErrorFormat(
 
 async def translate(call: Call, body: DeeplTranslateBody) -> DeeplTranslations:
     """Translate texts, HTML or XML, sentence by sentence."""
-    languages = {"source_language": body.source_lang or AUTO, "target_language": body.target_lang}
-    call.field_names = {
-        **call.field_names,
-        "source_language": "source_lang",
-        "target_language": "target_lang",
-        "markup": "tag_handling",
-    }
-    results, _, _ = await translate_between(call, body.inputs, languages, markup=body.tag_handling)
+    source = body.source_language or AUTO
+    results = await translate_texts(call, body.inputs, source, body.target_language, body.markup)
     return {
         "translations": [
             {
@@ -144,17 +141,9 @@ ENDPOINTS = (
         translate,
         DeeplTranslations,
         errors=(*ENGINE_ERRORS, "response_too_large", "unsupported_parameter"),
-        error_format=ERRORS,
-        body_format=BodyFormat((JSON, FORM)),
+        body_format=JSON_OR_FORM,
         key_field="auth_key",
     ),
-    Endpoint(
-        "GET",
-        "/v2/languages",
-        languages,
-        list[DeeplLanguage],
-        error_format=ERRORS,
-        body_format=BodyFormat((JSON, FORM, ""), is_optional=True),
-    ),
-    Endpoint("GET", "/v2/usage", usage, DeeplUsage, error_format=ERRORS),
+    Endpoint("GET", "/v2/languages", languages, list[DeeplLanguage], body_format=OPTIONAL_BODY),
+    Endpoint("GET", "/v2/usage", usage, DeeplUsage),
 )

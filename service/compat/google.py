@@ -1,17 +1,18 @@
 """Routes of Google's Cloud Translation, version 2; languages select the models."""
 
+from functools import partial
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from sightline.base.text.languages import language_name
-from sightline.service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Call, Endpoint, ErrorFormat, to_json
+from sightline.service.api.endpoint import ENGINE_ERRORS, JSON_OR_FORM, Call, Endpoint, ErrorFormat, to_json
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import AnyTexts, RequestBody, must_equal
 from sightline.service.compat.common import Ignored
 from sightline.service.inference.language_choice import language_pairs
-from sightline.service.inference.routing import AUTO, detect, source_languages, translate_between
+from sightline.service.inference.routing import AUTO, detect, source_languages, translate_texts
 from sightline.translation.markup import MarkupKind
 
 PATH = "/language/translate/v2"
@@ -19,12 +20,15 @@ PATH = "/language/translate/v2"
 
 class GoogleTranslateBody(RequestBody):
     inputs: Annotated[AnyTexts, Field(alias="q", description="Text to translate, or a list of texts.")]
-    target: Annotated[str, Field(description="Language of the translation.")]
-    source: Annotated[str | None, Field(description="Language of the texts; detected if absent.")] = None
-    format: Annotated[
-        Literal["text", "html"] | None,
-        Field(description="With html, the default, tags are set where the words inside of them went."),
-    ] = None
+    target_language: str = Field(alias="target", description="Language of the translation.")
+    source_language: str | None = Field(
+        default=None, alias="source", description="Language of the texts; detected if absent."
+    )
+    markup: Literal["text", "html"] | None = Field(
+        default=None,
+        alias="format",
+        description="With html, the default, tags are set where the words inside of them went.",
+    )
     model: Ignored[str] = None
     cid: Annotated[Any, must_equal([])] = None
 
@@ -60,23 +64,17 @@ def write_error(error: ApiError, message: str, param: str | None, request_id: st
     return to_json({"error": {"code": status, "message": complete_message(message, param)}})
 
 
-FORMAT = ErrorFormat(write_error, GoogleError, invalid_status=400)
+ERRORS = ErrorFormat(write_error, GoogleError, invalid_status=400)
 
 
 async def translate(call: Call, body: GoogleTranslateBody) -> GoogleData:
     """Translate texts or HTML, sentence by sentence."""
-    call.field_names = {
-        **call.field_names,
-        "source_language": "source",
-        "target_language": "target",
-        "markup": "format",
-    }
-    languages = {"source_language": body.source or AUTO, "target_language": body.target}
-    markup: MarkupKind | None = None if body.format == "text" else "html"
-    results, _, _ = await translate_between(call, body.inputs, languages, markup=markup)
+    markup: MarkupKind | None = None if body.markup == "text" else "html"
+    source = body.source_language or AUTO
+    results = await translate_texts(call, body.inputs, source, body.target_language, markup)
     translations = [
         GoogleTranslation(translatedText=result[0].text)
-        | ({} if body.source else {"detectedSourceLanguage": result[0].route[0].source})
+        | ({} if body.source_language else {"detectedSourceLanguage": result[0].route[0].source})
         for result in results
     ]
     return {"data": {"translations": translations}}
@@ -96,29 +94,14 @@ async def languages(call: Call) -> GoogleData:
     return {"data": {"languages": [{"language": code, "name": language_name(code)} for code in codes]}}
 
 
-_BODY = BodyFormat((JSON, FORM))
+_post = partial(Endpoint, "POST", body_format=JSON_OR_FORM, ignores_query=True)
 ENDPOINTS = (
-    Endpoint(
-        "POST",
+    _post(
         PATH,
         translate,
         GoogleData,
         errors=(*ENGINE_ERRORS, "invalid_parameter", "response_too_large", "unsupported_parameter"),
-        error_format=FORMAT,
-        body_format=_BODY,
-        ignores_query=True,
     ),
-    Endpoint(
-        "POST",
-        f"{PATH}/detect",
-        detect_language,
-        GoogleData,
-        errors=("invalid_parameter",),
-        error_format=FORMAT,
-        body_format=_BODY,
-        ignores_query=True,
-    ),
-    Endpoint(
-        "GET", f"{PATH}/languages", languages, GoogleData, errors=("loading",), error_format=FORMAT, ignores_query=True
-    ),
+    _post(f"{PATH}/detect", detect_language, GoogleData, errors=("invalid_parameter",)),
+    Endpoint("GET", f"{PATH}/languages", languages, GoogleData, errors=("loading",), ignores_query=True),
 )

@@ -12,38 +12,9 @@ from sightline.base.bundle import Manifest, Task
 from sightline.service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, ModelInQuery
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import described_as, fields_of, paths_of, validate
+from sightline.service.compat import huggingface_tasks as tasks
+from sightline.service.compat import tei, tgi
 from sightline.service.compat.common import manifest_of_query, model_of_query
-from sightline.service.compat.huggingface_tasks import (
-    Filled,
-    FillMaskParameters,
-    FillMaskTaskBody,
-    QuestionBody,
-    QuestionParameters,
-    answer_question,
-    fill_masks,
-)
-from sightline.service.compat.tei import (
-    EmbedBody,
-    PredictBody,
-    Prediction,
-    Rank,
-    TeiRerankBody,
-    TokenClassificationBody,
-    TokenEntity,
-    ZeroShotBody,
-    embed,
-    predict,
-    rerank_texts,
-    tag_tokens,
-    zero_shot,
-)
-from sightline.service.compat.tgi import (
-    ERRORS,
-    TextGenerationBody,
-    TextGenerationParameters,
-    TextGenerationResponse,
-    generate_text,
-)
 from sightline.service.parameters import MAX_STOP_STRINGS
 from sightline.service.tasks.answer import Answer
 
@@ -69,12 +40,12 @@ PIPELINE_TAGS: dict[Task, PipelineTag] = {
 }
 # Fields that only bodies of one task have.
 TASK_FIELDS: dict[Task, frozenset[str]] = {
-    "generate": frozenset({"stream", *fields_of(TextGenerationParameters)} - {"truncate", "top_k"}),
+    "generate": frozenset({"stream", *fields_of(tgi.TextGenerationParameters)} - {"truncate", "top_k"}),
     "classify": frozenset({"function_to_apply", "raw_scores"}),
     "rerank": frozenset({"query", "texts"}),
     "tag": frozenset({"aggregation_strategy", "ignore_labels"}),
-    "answer": frozenset({"question", *fields_of(QuestionParameters)} - {"top_k"}),
-    "fill-mask": frozenset(fields_of(FillMaskParameters)) - {"top_k"},
+    "answer": frozenset({"question", *fields_of(tasks.QuestionParameters)} - {"top_k"}),
+    "fill-mask": frozenset(fields_of(tasks.FillMaskParameters)) - {"top_k"},
     "encode": frozenset({"normalize", "prompt_name", "dimensions"}),
 }
 # TEI's name of each pooling.
@@ -88,14 +59,14 @@ POOLINGS: dict[str, Literal["mean", "cls", "last_token", "max"]] = {
 
 Body = TypeVar("Body", bound=BaseModel)
 AnyBody = (
-    TextGenerationBody
-    | PredictBody
-    | ZeroShotBody
-    | EmbedBody
-    | TeiRerankBody
-    | TokenClassificationBody
-    | QuestionBody
-    | FillMaskTaskBody
+    tgi.TextGenerationBody
+    | tei.PredictBody
+    | tei.ZeroShotBody
+    | tei.EmbedBody
+    | tei.TeiRerankBody
+    | tei.TokenClassificationBody
+    | tasks.QuestionBody
+    | tasks.FillMaskTaskBody
 )
 
 
@@ -107,7 +78,7 @@ class TaskBody(RootModel[Any]):
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A man is riding a bicycle."}]})
 
 
-class TranslationResponse(TextGenerationResponse):
+class TranslationResponse(tgi.TextGenerationResponse):
     translation_text: NotRequired[Annotated[str, Field(description="The generated text; only for translation models.")]]
 
 
@@ -127,24 +98,24 @@ async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
         manifest = manifest_of_query(call, model) if model is not None else _default_manifest(call, body.root)
     model = manifest.name
     if "generate" in manifest.tasks:
-        response = await generate_text(call, _read(call, body, TextGenerationBody), model)
+        response = await tgi.generate_text(call, _read(call, body, tgi.TextGenerationBody), model)
         if isinstance(response, EventStream):
             return response
         translation = {"translation_text": response["generated_text"]} if manifest.languages else {}
         return [{**response, **translation}]
     if "classify" in manifest.tasks and _names_labels(body.root):
-        return await zero_shot(call, _read(call, body, ZeroShotBody), model)
+        return await tei.zero_shot(call, _read(call, body, tei.ZeroShotBody), model)
     if "classify" in manifest.tasks:
-        return await predict(call, _read(call, body, PredictBody), model)
+        return await tei.predict(call, _read(call, body, tei.PredictBody), model)
     if "rerank" in manifest.tasks:
-        return await rerank_texts(call, _read(call, body, TeiRerankBody), model)
+        return await tei.rerank_texts(call, _read(call, body, tei.TeiRerankBody), model)
     if "tag" in manifest.tasks:
-        return await tag_tokens(call, _read(call, body, TokenClassificationBody), model)
+        return await tei.tag_tokens(call, _read(call, body, tei.TokenClassificationBody), model)
     if "answer" in manifest.tasks:
-        return await answer_question(call, _read(call, body, QuestionBody), model)
+        return await tasks.answer_question(call, _read(call, body, tasks.QuestionBody), model)
     if "fill-mask" in manifest.tasks and await _has_masks(call, body.root, model):
-        return await fill_masks(call, _read(call, body, FillMaskTaskBody), model)
-    return await embed(call, _read(call, body, EmbedBody), model)
+        return await tasks.fill_masks(call, _read(call, body, tasks.FillMaskTaskBody), model)
+    return await tei.embed(call, _read(call, body, tei.EmbedBody), model)
 
 
 def _names_labels(body: Mapping[str, Any]) -> bool:
@@ -168,8 +139,8 @@ def _default_manifest(call: Call, body: Mapping[str, Any]) -> Manifest:
     """Return the default model of the task that the fields of a body name, or reject the body."""
     parts = [body, body.get("parameters"), body.get("inputs")]
     fields = {key for part in parts if isinstance(part, dict) for key in part}
-    tasks = [task for task, names in TASK_FIELDS.items() if names & fields]
-    if not tasks:
+    named = [task for task, names in TASK_FIELDS.items() if names & fields]
+    if not named:
         served = {_main_task(manifest): manifest.name for manifest in reversed(call.service.require_manifests())}
         if len(served) > 1:
             examples = ", ".join(f"{name} for {PIPELINE_TAGS[task]}" for task, name in sorted(served.items()))
@@ -177,8 +148,8 @@ def _default_manifest(call: Call, body: Mapping[str, Any]) -> Manifest:
                 f"The fields of this body do not name its task. Choose a model in the URL, ?model=NAME: {examples}."
             )
             raise ApiError("invalid_parameter", message, field="model")
-        tasks = list(served)
-    return manifest_of_query(call, None, tasks[0])
+        named = list(served)
+    return manifest_of_query(call, None, named[0])
 
 
 def _main_task(manifest: Manifest) -> Task:
@@ -279,26 +250,26 @@ def _pipeline_tag(manifest: Manifest) -> PipelineTag:
     return "text-generation" if manifest.is_decoder_only else PIPELINE_TAGS[_main_task(manifest)]
 
 
+ERRORS = tgi.ERRORS
 ENDPOINTS = (
     Endpoint(
         "POST",
         "/",
         do_task,
         list[TranslationResponse]
-        | list[Prediction]
-        | list[list[Prediction]]
-        | list[Rank]
-        | list[TokenEntity]
-        | list[list[TokenEntity]]
+        | list[tei.Prediction]
+        | list[list[tei.Prediction]]
+        | list[tei.Rank]
+        | list[tei.TokenEntity]
+        | list[list[tei.TokenEntity]]
         | Answer
         | list[Answer]
-        | list[Filled]
-        | list[list[Filled]]
-        | list[list[list[Filled]]]
+        | list[tasks.Filled]
+        | list[list[tasks.Filled]]
+        | list[list[list[tasks.Filled]]]
         | list[list[float]],
         errors=OUTPUT_ERRORS,
         media_types=(JSON, EVENTS),
-        error_format=ERRORS,
     ),
-    Endpoint("GET", "/info", info, Info, errors=("model_not_found", "loading"), error_format=ERRORS),
+    Endpoint("GET", "/info", info, Info, errors=("model_not_found", "loading")),
 )

@@ -9,17 +9,7 @@ from sightline.service.api.endpoint import Call
 from sightline.service.body_fields import RequestBody, Text, TextOrTexts, construct
 from sightline.service.compat.common import manifest_of_query
 from sightline.service.tasks import answer, fill_mask
-from sightline.service.tasks.answer import (
-    Answer,
-    AnswerBody,
-    CanBeEmpty,
-    MaxAnswerTokens,
-    MaxQuestionTokens,
-    MaxTokens,
-    Overlap,
-    TopK,
-    WholeWords,
-)
+from sightline.service.tasks.answer import Answer
 from sightline.service.tasks.fill_mask import FillMaskBody
 
 
@@ -29,13 +19,13 @@ class QuestionInputs(RequestBody):
 
 
 class QuestionParameters(RequestBody):
-    top_k: TopK | None = None
-    max_answer_tokens: MaxAnswerTokens | None = Field(default=None, alias="max_answer_len")
-    can_be_empty: CanBeEmpty | None = Field(default=None, alias="handle_impossible_answer")
-    whole_words: WholeWords | None = Field(default=None, alias="align_to_words")
-    max_tokens: MaxTokens | None = Field(default=None, alias="max_seq_len")
-    overlap: Overlap | None = Field(default=None, alias="doc_stride")
-    max_question_tokens: MaxQuestionTokens | None = Field(default=None, alias="max_question_len")
+    top_k: answer.TopK | None = None
+    max_answer_tokens: answer.MaxAnswerTokens | None = Field(default=None, alias="max_answer_len")
+    can_be_empty: answer.CanBeEmpty | None = Field(default=None, alias="handle_impossible_answer")
+    whole_words: answer.WholeWords | None = Field(default=None, alias="align_to_words")
+    max_tokens: answer.MaxTokens | None = Field(default=None, alias="max_seq_len")
+    overlap: answer.Overlap | None = Field(default=None, alias="doc_stride")
+    max_question_tokens: answer.MaxQuestionTokens | None = Field(default=None, alias="max_question_len")
 
 
 class QuestionBody(RequestBody):
@@ -49,7 +39,7 @@ async def answer_question(call: Call, body: QuestionBody, model: str | None) -> 
     """Find the parts of a text that answer a question: one object, or a list of several."""
     name, inputs = manifest_of_query(call, model, "answer").name, body.inputs
     parameters = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
-    options = construct(AnswerBody, model=name, question=inputs.question, context=inputs.context, **parameters)
+    options = construct(answer.AnswerBody, model=name, question=inputs.question, context=inputs.context, **parameters)
     answers = (await answer.answer_question(call, options)).answers
     return answers[0] if len(answers) == 1 else answers
 

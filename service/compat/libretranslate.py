@@ -1,22 +1,17 @@
 """Routes of LibreTranslate: translation, detection and languages, which select the models."""
 
-from typing import Annotated, Any, Literal, NotRequired
+from functools import partial
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from sightline.base.bundle import MAX_BEAMS
 from sightline.base.text.languages import language_name
-from sightline.service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Call, Endpoint
+from sightline.service.api.endpoint import ENGINE_ERRORS, JSON_OR_FORM, Call, Endpoint
 from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks
-from sightline.service.compat.common import SENTENCE_ERRORS
 from sightline.service.inference.language_choice import language_pairs
-from sightline.service.inference.routing import (
-    AUTO,
-    detect,
-    source_languages,
-    translate_between,
-)
+from sightline.service.inference.routing import AUTO, detect, source_languages, translate_texts
 from sightline.service.inference.translation import DetectedLanguage
 from sightline.translation.markup import MarkupKind
 
@@ -26,8 +21,8 @@ class TranslateBody(RequestBody):
     inputs: Annotated[TextsWithBlanks, Field(alias="q", description="Text to translate, or a list of texts.")]
     source_language: str = Field(alias="source", description='BCP 47 tag of the language, or "auto" to detect it.')
     target_language: str = Field(alias="target", description="BCP 47 tag of the language.")
-    format: Literal["text", "html"] | None = Field(
-        default=None, description="With html, tags are set where the words inside of them went."
+    markup: Literal["text", "html"] | None = Field(
+        default=None, alias="format", description="With html, tags are set where the words inside of them went."
     )
     alternatives: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] | None = Field(
         default=None, description="Number of alternative translations of each text, from a beam search."
@@ -77,12 +72,10 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     Each text is split into sentences. Its spacing and line breaks are kept, and so are addresses,
     code, placeholders, numbers with units, and words that the model does not know.
     """
-    call.field_names = {**call.field_names, "num_beams": "1 + alternatives", "markup": "format"}
-    requested: dict[str, Any] = {"source_language": body.source_language, "target_language": body.target_language}
-    if body.alternatives:
-        requested["num_return_sequences"] = 1 + body.alternatives
-    markup: MarkupKind | None = "html" if body.format == "html" else None
-    results, _, _ = await translate_between(call, body.inputs, requested, markup=markup)
+    call.field_names = {**call.field_names, "num_beams": "1 + alternatives"}
+    markup: MarkupKind | None = "html" if body.markup == "html" else None
+    number = 1 + (body.alternatives or 0)
+    results = await translate_texts(call, body.inputs, body.source_language, body.target_language, markup, number)
     # Beams may differ in tokens alone.
     distinct_texts = [
         dict.fromkeys([one.text for one in result] if text.strip() else [""])
@@ -116,25 +109,9 @@ async def languages(call: Call) -> list[Language]:
     return [{"code": code, "name": language_name(code), "targets": pairs.get(code, [])} for code in codes]
 
 
+_post = partial(Endpoint, "POST", body_format=JSON_OR_FORM, key_field="api_key")
 ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/translate",
-        translate,
-        Translation,
-        errors=(*ENGINE_ERRORS, "response_too_large"),
-        error_format=SENTENCE_ERRORS,
-        body_format=BodyFormat((JSON, FORM)),
-        key_field="api_key",
-    ),
-    Endpoint(
-        "POST",
-        "/detect",
-        detect_language,
-        list[Detected],
-        error_format=SENTENCE_ERRORS,
-        body_format=BodyFormat((JSON, FORM)),
-        key_field="api_key",
-    ),
-    Endpoint("GET", "/languages", languages, list[Language], errors=("loading",), error_format=SENTENCE_ERRORS),
+    _post("/translate", translate, Translation, errors=(*ENGINE_ERRORS, "response_too_large")),
+    _post("/detect", detect_language, list[Detected]),
+    Endpoint("GET", "/languages", languages, list[Language], errors=("loading",)),
 )

@@ -7,13 +7,15 @@ from typing_extensions import TypedDict
 
 from sightline.service.api.endpoint import ENGINE_ERRORS, Call, Endpoint
 from sightline.service.body_fields import AnyTexts, RequestBody
-from sightline.service.compat.common import SENTENCE_ERRORS
-from sightline.service.inference.routing import AUTO, translate_between
+from sightline.service.inference.routing import AUTO, translate_texts
+from sightline.translation.markup import MarkupKind
 
 
 class ImmersiveBody(RequestBody):
-    source_lang: Annotated[str, Field(description="Language of the texts; `auto` detects that of each.")] = AUTO
-    target_lang: Annotated[str, Field(description="Language of the translations.")]
+    source_language: str = Field(
+        default=AUTO, alias="source_lang", description="Language of the texts; `auto` detects that of each."
+    )
+    target_language: str = Field(alias="target_lang", description="Language of the translations.")
     inputs: Annotated[AnyTexts, Field(alias="text_list", description="Paragraphs of a page.")]
 
     EXAMPLES = ({"source_lang": "auto", "target_lang": "de", "text_list": ["A dog runs."]},)
@@ -34,7 +36,9 @@ class BatchBody(RequestBody):
     source_language: Annotated[str, Field(alias="from", description="Language of the texts, or `auto`.")] = AUTO
     target_language: Annotated[str, Field(alias="to", description="Language of the translations.")]
     inputs: Annotated[AnyTexts, Field(alias="texts", description="Texts to translate.")]
-    html: Annotated[bool, Field(description="Tags are set where the words inside of them went.")] = False
+    markup: Annotated[bool, Field(alias="html", description="Tags are set where the words inside of them went.")] = (
+        False
+    )
 
     EXAMPLES = ({"from": "en", "to": "de", "texts": ["A <b>dog</b> runs."], "html": True},)
 
@@ -47,17 +51,14 @@ class BatchResults(TypedDict):
 
 async def translate_batch(call: Call, body: BatchBody) -> BatchResults:
     """Translate texts or pieces of HTML."""
-    languages = {"source_language": body.source_language, "target_language": body.target_language}
-    call.field_names = {**call.field_names, "markup": "html"}
-    results, _, _ = await translate_between(call, body.inputs, languages, markup="html" if body.html else None)
+    markup: MarkupKind | None = "html" if body.markup else None
+    results = await translate_texts(call, body.inputs, body.source_language, body.target_language, markup)
     return {"results": [result[0].text for result in results]}
 
 
 async def translate_page(call: Call, body: ImmersiveBody) -> ImmersiveTranslations:
     """Translate the paragraphs of a page."""
-    call.field_names = {**call.field_names, "source_language": "source_lang", "target_language": "target_lang"}
-    languages = {"source_language": body.source_lang or AUTO, "target_language": body.target_lang}
-    results, _, _ = await translate_between(call, body.inputs, languages)
+    results = await translate_texts(call, body.inputs, body.source_language or AUTO, body.target_language)
     return {
         "translations": [
             {"detected_source_lang": result[0].route[0].source, "text": result[0].text} for result in results
@@ -66,15 +67,6 @@ async def translate_page(call: Call, body: ImmersiveBody) -> ImmersiveTranslatio
 
 
 ENDPOINTS = (
-    Endpoint(
-        "POST", "/imme", translate_page, ImmersiveTranslations, errors=ENGINE_ERRORS, error_format=SENTENCE_ERRORS
-    ),
-    Endpoint(
-        "POST",
-        "/translate/batch",
-        translate_batch,
-        BatchResults,
-        errors=(*ENGINE_ERRORS, "response_too_large"),
-        error_format=SENTENCE_ERRORS,
-    ),
+    Endpoint("POST", "/imme", translate_page, ImmersiveTranslations, errors=ENGINE_ERRORS),
+    Endpoint("POST", "/translate/batch", translate_batch, BatchResults, errors=(*ENGINE_ERRORS, "response_too_large")),
 )

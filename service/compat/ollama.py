@@ -26,29 +26,8 @@ from sightline.service.api.messages import dialogue_of
 from sightline.service.api.tools import OfferedTools, offer_tools
 from sightline.service.api_errors import ApiError, ErrorCode
 from sightline.service.body_fields import Texts, construct, paths_of
-from sightline.service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, blank_before, parameters_by_temperature
-from sightline.service.compat.ollama_schemas import (
-    Capability,
-    DecodingOptions,
-    Details,
-    DialogueBody,
-    DialoguePart,
-    Embeddings,
-    GeneratedPart,
-    LoadedTag,
-    LoadedTags,
-    Logprob,
-    OllamaBody,
-    OllamaEmbedBody,
-    OllamaEmbeddingBody,
-    OneEmbedding,
-    PromptBody,
-    ShowBody,
-    Shown,
-    Tag,
-    Tags,
-    Version,
-)
+from sightline.service.compat import ollama_schemas as schemas
+from sightline.service.compat.common import FINISH_REASONS, blank_before, parameters_by_temperature
 from sightline.service.inference.results import OutputToken, TimingsMs, Usage, alternatives_of
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
@@ -60,11 +39,11 @@ Content = Callable[[str, Sequence[CallPart]], Mapping[str, Any]]  # fields of a 
 
 LATEST = ":latest"  # tag of the model names that clients show
 NEVER = "9999-12-31T23:59:59Z"  # time at which a model is removed from memory
-CAPABILITIES: tuple[tuple[Task, Capability], ...] = (("generate", "completion"), ("encode", "embedding"))
-OPTION_NAMES = paths_of(DecodingOptions)
+CAPABILITIES: tuple[tuple[Task, schemas.Capability], ...] = (("generate", "completion"), ("encode", "embedding"))
+OPTION_NAMES = paths_of(schemas.DecodingOptions)
 
 
-async def generate_text(call: Call, body: PromptBody) -> GeneratedPart | EventStream:
+async def generate_text(call: Call, body: schemas.PromptBody) -> schemas.GeneratedPart | EventStream:
     """Continue a prompt, or reply to it if the model has a chat template.
 
     Unless `stream` is false, the response is `application/x-ndjson`: one JSON line for each token,
@@ -73,12 +52,12 @@ async def generate_text(call: Call, body: PromptBody) -> GeneratedPart | EventSt
     model = await call.model(name_of(call, body.model), "generate")
     response = OllamaResponse(call, model, body, lambda text, _: {"response": text})
     if not body.inputs:
-        return cast(GeneratedPart, response.loaded())
+        return cast(schemas.GeneratedPart, response.loaded())
     prompt = _prompt(model, body, check_blank(body.inputs))
-    return cast(GeneratedPart | EventStream, await response.of(prompt, continues=isinstance(prompt, Texts)))
+    return cast(schemas.GeneratedPart | EventStream, await response.of(prompt, continues=isinstance(prompt, Texts)))
 
 
-async def chat(call: Call, body: DialogueBody) -> DialoguePart | EventStream:
+async def chat(call: Call, body: schemas.DialogueBody) -> schemas.DialoguePart | EventStream:
     """Reply to the last message of a dialogue.
 
     Unless `stream` is false, the response is `application/x-ndjson`: one JSON line for each token,
@@ -88,10 +67,10 @@ async def chat(call: Call, body: DialogueBody) -> DialoguePart | EventStream:
     tools = offer_tools(model, body.tools)
     response = OllamaResponse(call, model.with_markers() if tools else model, body, _message, tools)
     if not body.inputs:
-        return cast(DialoguePart, response.loaded())
+        return cast(schemas.DialoguePart, response.loaded())
     continues = body.inputs[-1].role == "assistant"
     dialogue = dialogue_of(model, body.inputs, tools)
-    return cast(DialoguePart | EventStream, await response.of(dialogue, continues=continues))
+    return cast(schemas.DialoguePart | EventStream, await response.of(dialogue, continues=continues))
 
 
 def _message(text: str, calls: Sequence[CallPart]) -> Mapping[str, Any]:
@@ -102,7 +81,7 @@ def _message(text: str, calls: Sequence[CallPart]) -> Mapping[str, Any]:
     return {"message": message}
 
 
-def _prompt(model: ServedModel, body: PromptBody, text: str) -> Texts | Dialogue:
+def _prompt(model: ServedModel, body: schemas.PromptBody, text: str) -> Texts | Dialogue:
     if model.chat is not None and not body.raw:
         system = [{"role": "system", "content": body.system}] if body.system else []
         return Dialogue([*system, {"role": "user", "content": text}])
@@ -119,9 +98,9 @@ def check_blank(text: str) -> str:
     return text
 
 
-def decoding_parameters(body: OllamaBody, model: ServedModel) -> GenerateParameters:
+def decoding_parameters(body: schemas.OllamaBody, model: ServedModel) -> GenerateParameters:
     """Return the parameters of a body; the model's defaults are used for those that are absent."""
-    options = body.options or DecodingOptions()
+    options = body.options or schemas.DecodingOptions()
     requested = given_parameters(options) | {"top_logprobs": body.top_logprobs or 0, "constraint": body.constraint}
     length = model.manifest.generation.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
     if length is None or length < 1:
@@ -133,7 +112,12 @@ class OllamaResponse:
     """One text, whole or as JSON lines."""
 
     def __init__(
-        self, call: Call, model: ServedModel, body: OllamaBody, content: Content, tools: OfferedTools | None = None
+        self,
+        call: Call,
+        model: ServedModel,
+        body: schemas.OllamaBody,
+        content: Content,
+        tools: OfferedTools | None = None,
     ) -> None:
         """Prepare a response; `content` returns the fields that hold a text and calls."""
         self._call = call
@@ -186,8 +170,8 @@ class OllamaResponse:
         part = {"model": self._body.model, "created_at": rfc3339(time.time()), **content, "done": False}
         return part | {"logprobs": [self._logprob(one) for one in tokens]} if self._body.logprobs and tokens else part
 
-    def _logprob(self, token: OutputToken) -> Logprob:
-        logprob: Logprob = {"token": token.text, "logprob": token.logprob}
+    def _logprob(self, token: OutputToken) -> schemas.Logprob:
+        logprob: schemas.Logprob = {"token": token.text, "logprob": token.logprob}
         if self._body.top_logprobs:
             logprob["top_logprobs"] = [{"token": top.text, "logprob": top.logprob} for top in alternatives_of(token)]
         return logprob
@@ -205,7 +189,7 @@ class OllamaResponse:
         }
 
 
-async def embed(call: Call, body: OllamaEmbedBody) -> Embeddings:
+async def embed(call: Call, body: schemas.OllamaEmbedBody) -> schemas.Embeddings:
     """Encode each input to one vector of length 1, with the model's pooling and default prompt."""
     model, truncate = await call.model(name_of(call, body.model), "encode"), body.truncate is not False
     result = None
@@ -221,7 +205,7 @@ async def embed(call: Call, body: OllamaEmbedBody) -> Embeddings:
     }
 
 
-async def embed_prompt(call: Call, body: OllamaEmbeddingBody) -> OneEmbedding:
+async def embed_prompt(call: Call, body: schemas.OllamaEmbeddingBody) -> schemas.OneEmbedding:
     """Encode a text to a vector, cut if it is too long, with the model's own settings."""
     model = await call.model(name_of(call, body.model), "encode")
     if not body.inputs:
@@ -231,15 +215,15 @@ async def embed_prompt(call: Call, body: OllamaEmbeddingBody) -> OneEmbedding:
     return {"embedding": result.embeddings[0]}
 
 
-async def tags(call: Call) -> Tags:
+async def tags(call: Call) -> schemas.Tags:
     """List the models."""
     return {"models": [tag_of(manifest) for manifest in call.service.require_manifests()]}
 
 
-async def loaded_tags(call: Call) -> LoadedTags:
+async def loaded_tags(call: Call) -> schemas.LoadedTags:
     """List the models that are in memory."""
     call.service.require_manifests()
-    models: list[LoadedTag] = []
+    models: list[schemas.LoadedTag] = []
     for listed in call.service.models.values():
         if listed.loaded is not None:
             tag, is_on_gpu = tag_of(listed.manifest), listed.loaded.model.provider == "cuda"
@@ -248,7 +232,7 @@ async def loaded_tags(call: Call) -> LoadedTags:
     return {"models": models}
 
 
-async def show(call: Call, body: ShowBody) -> Shown:
+async def show(call: Call, body: schemas.ShowBody) -> schemas.Shown:
     """Describe one model."""
     manifest = call.service.find_manifest(name_of(call, body.model or body.name or ""))
     limits, family = manifest.limits, family_of(manifest)
@@ -273,7 +257,7 @@ async def show(call: Call, body: ShowBody) -> Shown:
     }
 
 
-async def version(call: Call) -> Version:
+async def version(call: Call) -> schemas.Version:
     """Return the version of the service."""
     return {"version": __version__}
 
@@ -283,7 +267,7 @@ def name_of(call: Call, name: str) -> str:
     return name if name in call.service.models else name.removesuffix(LATEST)
 
 
-def tag_of(manifest: Manifest) -> Tag:
+def tag_of(manifest: Manifest) -> schemas.Tag:
     return {
         "name": manifest.name,
         "model": manifest.name,
@@ -298,7 +282,7 @@ def family_of(manifest: Manifest) -> str:
     return manifest.origin.family if manifest.origin else manifest.architecture
 
 
-def details_of(manifest: Manifest) -> Details:
+def details_of(manifest: Manifest) -> schemas.Details:
     family = family_of(manifest)
     return {
         "parent_model": "",
@@ -324,17 +308,17 @@ def nanoseconds(milliseconds: float) -> int:
     return round(1e6 * milliseconds)
 
 
-_POST: dict[str, Any] = {"error_format": SENTENCE_ERRORS, "body_format": CURL_JSON}
+_POST: dict[str, Any] = {"body_format": CURL_JSON}
 _STREAMED = {**_POST, "errors": PARAMETER_ERRORS, "media_types": (JSON, NDJSON)}
 _EMBEDDING_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "unsupported_task", *ENGINE_ERRORS, "response_too_large")
 PREFIX = "/api/"
 ENDPOINTS = (
-    Endpoint("POST", "/api/generate", generate_text, GeneratedPart, **_STREAMED),
-    Endpoint("POST", "/api/chat", chat, DialoguePart, **_STREAMED),
-    Endpoint("POST", "/api/embed", embed, Embeddings, errors=OUTPUT_ERRORS, **_POST),
-    Endpoint("POST", "/api/embeddings", embed_prompt, OneEmbedding, errors=_EMBEDDING_ERRORS, **_POST),
-    Endpoint("GET", "/api/tags", tags, Tags, errors=("loading",), error_format=SENTENCE_ERRORS),
-    Endpoint("GET", "/api/ps", loaded_tags, LoadedTags, errors=("loading",), error_format=SENTENCE_ERRORS),
-    Endpoint("POST", "/api/show", show, Shown, errors=("model_not_found", "loading"), **_POST),
-    Endpoint("GET", "/api/version", version, Version, error_format=SENTENCE_ERRORS),
+    Endpoint("POST", "/api/generate", generate_text, schemas.GeneratedPart, **_STREAMED),
+    Endpoint("POST", "/api/chat", chat, schemas.DialoguePart, **_STREAMED),
+    Endpoint("POST", "/api/embed", embed, schemas.Embeddings, errors=OUTPUT_ERRORS, **_POST),
+    Endpoint("POST", "/api/embeddings", embed_prompt, schemas.OneEmbedding, errors=_EMBEDDING_ERRORS, **_POST),
+    Endpoint("GET", "/api/tags", tags, schemas.Tags, errors=("loading",)),
+    Endpoint("GET", "/api/ps", loaded_tags, schemas.LoadedTags, errors=("loading",)),
+    Endpoint("POST", "/api/show", show, schemas.Shown, errors=("model_not_found", "loading"), **_POST),
+    Endpoint("GET", "/api/version", version, schemas.Version),
 )

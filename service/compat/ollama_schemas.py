@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired, Self
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from typing_extensions import TypedDict
 
+from sightline.service import parameters
 from sightline.service.api.messages import DIALOGUE, MAX_MESSAGES, Message, check_dialogue
 from sightline.service.api.tools import ToolDefinitions
 from sightline.service.body_fields import (
@@ -22,20 +23,6 @@ from sightline.service.body_fields import (
 from sightline.service.compat.common import Dimensions, Ignored
 from sightline.service.constraints import ANY_OBJECT, Constraint, check_schema
 from sightline.service.inference.results import Numbers
-from sightline.service.parameters import (
-    MAX_TEMPERATURE,
-    MAX_TOKENS,
-    FrequencyPenalty,
-    MinP,
-    PresencePenalty,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    TopK,
-    TopLogprobs,
-    TopP,
-    TypicalP,
-)
 
 Capability = Literal["completion", "tools", "embedding"]
 RequiredModel = Annotated[
@@ -46,27 +33,27 @@ RequiredModel = Annotated[
 class DecodingOptions(RequestBody):
     """Options of a generation. Those that are absent have the defaults of the model."""
 
-    max_new_tokens: Annotated[int, Field(ge=-2, le=MAX_TOKENS)] | None = Field(
+    max_new_tokens: Annotated[int, Field(ge=-2, le=parameters.MAX_TOKENS)] | None = Field(
         default=None,
         alias="num_predict",
         description="Maximum number of generated tokens. The default is that of the model; without one, and with 0, -1 "
         "and -2, it is as many as the model can generate.",
     )
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = Field(
+    temperature: Annotated[float, Field(ge=0, le=parameters.MAX_TEMPERATURE)] | None = Field(
         default=None,
         description="Values above 0 sample each token, and 0 takes the most probable one. The default is 0, unless the "
         "model samples by default, or `top_k`, `top_p`, `min_p` or `typical_p` need samples.",
     )
-    top_k: TopK | None = None
-    top_p: TopP | None = None
-    min_p: MinP | None = None
-    typical_p: TypicalP | None = None
-    seed: Annotated[Seed | None, Field(description="Seed of the sampling; random if absent.")] = None
-    stop: Stop | None = None
-    repetition_penalty: RepetitionPenalty | None = Field(default=None, alias="repeat_penalty")
+    top_k: parameters.TopK | None = None
+    top_p: parameters.TopP | None = None
+    min_p: parameters.MinP | None = None
+    typical_p: parameters.TypicalP | None = None
+    seed: Annotated[parameters.Seed | None, Field(description="Seed of the sampling; random if absent.")] = None
+    stop: parameters.Stop | None = None
+    repetition_penalty: parameters.RepetitionPenalty | None = Field(default=None, alias="repeat_penalty")
     repeat_last_n: Annotated[Any, must_equal(-1)] = None
-    presence_penalty: PresencePenalty | None = None
-    frequency_penalty: FrequencyPenalty | None = None
+    presence_penalty: parameters.PresencePenalty | None = None
+    frequency_penalty: parameters.FrequencyPenalty | None = None
     tfs_z: Annotated[Any, must_equal(1)] = None
     mirostat: Annotated[Any, must_equal(0)] = None
     mirostat_tau: Ignored[float] = None
@@ -108,7 +95,7 @@ class OllamaBody(RequestBody):
     stream: bool | None = Field(default=None, description="Send JSON lines as the text is generated; the default.")
     options: DecodingOptions | None = Field(default=None, description="Generation parameters.")
     logprobs: bool | None = Field(default=None, description="Return the log-probability of each token.")
-    top_logprobs: TopLogprobs | None = Field(
+    top_logprobs: parameters.TopLogprobs | None = Field(
         default=None, description="Number of top alternatives returned for each token; needs `logprobs: true`."
     )
     keep_alive: Ignored[float | str] = None

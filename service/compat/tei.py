@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 from typing_extensions import TypedDict
 
 from sightline.base.bundle import Task
@@ -22,10 +22,10 @@ from sightline.service.body_fields import (
     TextOrTexts,
     Texts,
     TextsWithoutIds,
+    check_ids,
     check_texts,
     check_texts_or_pairs,
     construct,
-    described_as,
     field_error,
     must_equal,
 )
@@ -33,21 +33,7 @@ from sightline.service.compat.common import Dimensions, manifest_of_query, model
 from sightline.service.inference.labels import function_of
 from sightline.service.inference.service import models_by_task
 from sightline.service.parameters import TokenId
-from sightline.service.tasks import tokens
-from sightline.service.tasks.classify import (
-    CandidateLabels,
-    ClassifyBody,
-    ClassifyResult,
-    HypothesisTemplate,
-    MultiLabel,
-    classify,
-    classify_texts,
-)
-from sightline.service.tasks.encode import EncodeBody, encode
-from sightline.service.tasks.rerank import RerankBody, rerank_documents
-from sightline.service.tasks.sparse import embed_sparse
-from sightline.service.tasks.tag import OUTSIDE, Aggregation, Entity, IgnoreLabels, TagBody, tag_texts
-from sightline.service.tasks.tokens import DetokenizeBody, InputToken, TokenizeBody, join_tokens
+from sightline.service.tasks import classify, encode, rerank, sparse, tag, tokens
 
 
 class EmbeddingError(BaseModel):
@@ -97,12 +83,12 @@ class EmbedBody(EmbedAllBody):
 async def embed(call: Call, body: EmbedBody, model: ModelInQuery) -> list[Any]:
     """Encode each input to one vector of length 1, with the model's pooling."""
     encoded = _encode_body(call, body.inputs, body, model, normalize=body.normalize is not False)
-    return (await encode(call, encoded, body.dimensions)).embeddings
+    return (await encode.encode(call, encoded, body.dimensions)).embeddings
 
 
 async def embed_all(call: Call, body: EmbedAllBody, model: ModelInQuery) -> list[Any]:
     """Encode each input to one vector for each token."""
-    result = await encode(call, _encode_body(call, body.inputs, body, model, pooling="none"))
+    result = await encode.encode(call, _encode_body(call, body.inputs, body, model, pooling="none"))
     pairs = zip(result.embeddings, result.shapes or (), strict=True)
     return [rows.reshape(shape) for rows, shape in pairs]
 
@@ -120,7 +106,7 @@ async def sparse_vectors(call: Call, body: EmbedAllBody, model: ModelInQuery) ->
     Only models that were trained for them, such as SPLADE, have useful sparse vectors.
     """
     served, truncate = await model_of_query(call, model, "sparse"), bool(body.truncate)
-    vectors = await embed_sparse(call, served, body.inputs, truncate=truncate, prompt_name=body.prompt_name)
+    vectors = await sparse.embed_sparse(call, served, body.inputs, truncate=truncate, prompt_name=body.prompt_name)
     return [
         [{"index": id_, "value": weight} for id_, weight in zip(ids.tolist(), weights.tolist(), strict=True)]
         for ids, weights in vectors
@@ -158,15 +144,17 @@ async def similarity(call: Call, body: SimilarityBody, model: ModelInQuery) -> A
     }
     options = body.parameters or ReadingOptions()
     texts = Texts((body.inputs.source_sentence, *sentences))
-    result = await encode(call, _encode_body(call, texts, options, model, normalize=True))
+    result = await encode.encode(call, _encode_body(call, texts, options, model, normalize=True))
     source, *others = result.embeddings
     return np.stack(others) @ source
 
 
-def _encode_body(call: Call, inputs: Texts, options: ReadingOptions, model: str | None, **settings: Any) -> EncodeBody:
+def _encode_body(
+    call: Call, inputs: Texts, options: ReadingOptions, model: str | None, **settings: Any
+) -> encode.EncodeBody:
     name = manifest_of_query(call, model, "encode").name
     settings |= {"prompt_name": options.prompt_name, "truncate": bool(options.truncate)}
-    return construct(EncodeBody, model=name, inputs=inputs, **settings)
+    return construct(encode.EncodeBody, model=name, inputs=inputs, **settings)
 
 
 def _text_or_pair(sequence: Any, *path: int) -> Any:
@@ -250,8 +238,8 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
         if requested != function:
             message = f"It must be {function} for {manifest.name}, got {requested}."
             raise ApiError("unsupported_parameter", message, path="parameters.function_to_apply")
-    options = construct(ClassifyBody, inputs=body.inputs, truncate=bool(body.truncate))
-    result = await classify(call, served, options, raw_scores=raw_scores)
+    options = construct(classify.ClassifyBody, inputs=body.inputs, truncate=bool(body.truncate))
+    result = await classify.classify(call, served, options, raw_scores=raw_scores)
     predictions = _predictions(result, body.parameters.top_k if body.parameters else None)
     is_batch = body.inputs.is_list or body.parameters is not None
     return predictions if is_batch else predictions[0]
@@ -260,9 +248,9 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
 class ZeroShotParameters(RequestBody):
     """Parameters of Hugging Face's zero-shot classification."""
 
-    candidate_labels: CandidateLabels
-    hypothesis_template: HypothesisTemplate | None = None
-    multi_label: MultiLabel | None = None
+    candidate_labels: classify.CandidateLabels
+    hypothesis_template: classify.HypothesisTemplate | None = None
+    multi_label: classify.MultiLabel | None = None
 
 
 class ZeroShotBody(RequestBody):
@@ -282,7 +270,7 @@ async def zero_shot(call: Call, body: ZeroShotBody, model: ModelInQuery) -> list
     list for each text of a batch.
     """
     options = construct(
-        ClassifyBody,
+        classify.ClassifyBody,
         model=manifest_of_query(call, model, "classify").name,
         inputs=body.inputs,
         truncate=bool(body.truncate),
@@ -290,11 +278,11 @@ async def zero_shot(call: Call, body: ZeroShotBody, model: ModelInQuery) -> list
         hypothesis_template=body.parameters.hypothesis_template,
         multi_label=body.parameters.multi_label,
     )
-    predictions = _predictions(await classify_texts(call, options))
+    predictions = _predictions(await classify.classify_texts(call, options))
     return predictions if body.inputs.is_list else predictions[0]
 
 
-def _predictions(result: ClassifyResult, top_k: int | None = None) -> list[list[Prediction]]:
+def _predictions(result: classify.ClassifyResult, top_k: int | None = None) -> list[list[Prediction]]:
     return [[{"score": pair.score, "label": pair.label} for pair in output.labels[:top_k]] for output in result.outputs]
 
 
@@ -322,14 +310,14 @@ class Rank(TypedDict):
 async def rerank_texts(call: Call, body: TeiRerankBody, model: ModelInQuery) -> list[Rank]:
     """Sort texts by their relevance to a query."""
     options = construct(
-        RerankBody,
+        rerank.RerankBody,
         model=manifest_of_query(call, model, "rerank").name,
         query=body.query,
         documents=body.documents,
         raw_scores=bool(body.raw_scores),
         truncate=bool(body.truncate),
     )
-    ranks = [(rank.index, rank.relevance_score) for rank in (await rerank_documents(call, options)).results]
+    ranks = [(rank.index, rank.relevance_score) for rank in (await rerank.rerank_documents(call, options)).results]
     if body.return_text:
         return [{"index": index, "text": body.documents.texts[index], "score": score} for index, score in ranks]
     return [{"index": index, "score": score} for index, score in ranks]
@@ -338,17 +326,11 @@ async def rerank_texts(call: Call, body: TeiRerankBody, model: ModelInQuery) -> 
 class TokenClassificationParameters(RequestBody):
     """Parameters of Hugging Face's token classification API."""
 
-    aggregation_strategy: Annotated[Any, described_as(Aggregation | None)] = Field(
+    aggregation_strategy: tag.Aggregation | None = Field(
         default=None, description="Merging of tokens into entities: `simple`, the default, or `none`."
     )
-    ignore_labels: IgnoreLabels | None = None
+    ignore_labels: tag.IgnoreLabels | None = None
     stride: Annotated[Any, must_equal(0)] = None
-
-    @model_validator(mode="after")
-    def _check_aggregation(self) -> Self:
-        if self.aggregation_strategy not in (None, *get_args(Aggregation)):
-            raise field_error("unsupported_parameter", "It must be simple or none.", "aggregation_strategy")
-        return self
 
 
 class TokenClassificationBody(RequestBody):
@@ -378,21 +360,21 @@ async def tag_tokens(
     a batch.
     """
     parameters = body.parameters or TokenClassificationParameters()
-    aggregation: Aggregation = parameters.aggregation_strategy or "simple"
+    aggregation: tag.Aggregation = parameters.aggregation_strategy or "simple"
     options = construct(
-        TagBody,
+        tag.TagBody,
         model=manifest_of_query(call, model, "tag").name,
         inputs=body.inputs,
         aggregation=aggregation,
-        ignore_labels=list(OUTSIDE) if parameters.ignore_labels is None else parameters.ignore_labels,
+        ignore_labels=list(tag.OUTSIDE) if parameters.ignore_labels is None else parameters.ignore_labels,
         truncate=bool(body.truncate),
     )
-    result = await tag_texts(call, options)
+    result = await tag.tag_texts(call, options)
     entities = [[_token_entity(entity, aggregation) for entity in output.entities] for output in result.outputs]
     return entities if body.inputs.is_list else entities[0]
 
 
-def _token_entity(entity: Entity, aggregation: Aggregation) -> TokenEntity:
+def _token_entity(entity: tag.Entity, aggregation: tag.Aggregation) -> TokenEntity:
     place: TokenEntity = {"score": entity.score, "word": entity.text, "start": entity.start, "end": entity.end}
     if aggregation == "none":
         return {"entity": entity.label, "index": entity.token, **place}
@@ -422,13 +404,13 @@ class SimpleToken(TypedDict):
 async def tokenize_texts(call: Call, body: TokensBody, model: ModelInQuery) -> list[list[SimpleToken]]:
     """Split each input into tokens, with their positions in UTF-8 bytes."""
     name, is_special = manifest_of_query(call, model).name, body.add_special_tokens is not False
-    options = construct(TokenizeBody, model=name, inputs=body.inputs, add_special_tokens=is_special)
+    options = construct(tokens.TokenizeBody, model=name, inputs=body.inputs, add_special_tokens=is_special)
     result = await tokens.tokenize_texts(call, options)
     pairs = zip(body.inputs.texts, result.outputs, strict=True)
-    return [_with_bytes(text, tokens) for text, tokens in pairs]
+    return [_with_bytes(text, parts) for text, parts in pairs]
 
 
-def _with_bytes(text: str, parts: Sequence[InputToken]) -> list[SimpleToken]:
+def _with_bytes(text: str, parts: Sequence[tokens.InputToken]) -> list[SimpleToken]:
     offsets = [0, *accumulate(len(character.encode()) for character in text)]
     return [
         {
@@ -445,26 +427,9 @@ def _with_bytes(text: str, parts: Sequence[InputToken]) -> list[SimpleToken]:
 ListsOfIds = Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
-def _check_ids(value: Any) -> IdLists:
-    if not isinstance(value, list):
-        raise field_error("invalid_parameter", "It must be a list of token ids, or a list of such lists.")
-    is_list = bool(value) and isinstance(value[0], list)
-    lists = value if is_list else [value]
-    if len(lists) > MAX_INPUTS:
-        raise field_error("invalid_parameter", f"It must have at most {MAX_INPUTS} lists, got {len(lists)}.")
-    for index, ids in enumerate(lists):
-        path = (index,) if is_list else ()
-        if not isinstance(ids, list):
-            raise field_error("invalid_parameter", "It must be a list of token ids.", *path)
-        for inner, id_ in enumerate(ids):
-            if type(id_) is not int or not 0 <= id_ <= MAX_ID:
-                raise field_error("invalid_parameter", f"It must be an integer from 0 to {MAX_ID}.", *path, inner)
-    return IdLists(tuple(map(tuple, lists)), is_list)
-
-
 class DecodeBody(RequestBody):
     ids: Annotated[
-        Annotated[IdLists, PlainValidator(_check_ids, json_schema_input_type=list[TokenId] | ListsOfIds)],
+        Annotated[IdLists, PlainValidator(check_ids, json_schema_input_type=list[TokenId] | ListsOfIds)],
         Field(description="List of token ids, or a list of such lists."),
     ]
     skip_special_tokens: bool | None = Field(
@@ -479,22 +444,22 @@ async def decode(call: Call, body: DecodeBody, model: ModelInQuery) -> list[str]
     if not body.ids.is_list:
         call.field_names = {**call.field_names, "ids[0]": "ids"}
     name, skip, ids = manifest_of_query(call, model).name, body.skip_special_tokens is not False, body.ids.lists
-    options = construct(DetokenizeBody, model=name, ids=list(map(list, ids)), side="source", skip_special_tokens=skip)
-    return (await join_tokens(call, options)).texts
+    options = construct(
+        tokens.DetokenizeBody, model=name, ids=list(map(list, ids)), side="source", skip_special_tokens=skip
+    )
+    return (await tokens.join_tokens(call, options)).texts
 
 
 _JOINING: tuple[ErrorCode, ...] = ("model_not_found", "response_too_large")
 _SPLITTING: tuple[ErrorCode, ...] = (*_JOINING, "empty_input", "unsupported_parameter")
 _PREDICTIONS = list[Prediction] | list[list[Prediction]]
 ENDPOINTS = (
-    Endpoint("POST", "/embed", embed, list[list[float]], errors=OUTPUT_ERRORS, error_format=ERRORS),
-    Endpoint("POST", "/embed_all", embed_all, list[list[list[float]]], errors=OUTPUT_ERRORS, error_format=ERRORS),
-    Endpoint(
-        "POST", "/embed_sparse", sparse_vectors, list[list[SparseValue]], errors=PARAMETER_ERRORS, error_format=ERRORS
-    ),
-    Endpoint("POST", "/similarity", similarity, list[float], errors=OUTPUT_ERRORS, error_format=ERRORS),
-    Endpoint("POST", "/predict", predict, _PREDICTIONS, errors=PARAMETER_ERRORS, error_format=ERRORS),
-    Endpoint("POST", "/rerank", rerank_texts, list[Rank], errors=PARAMETER_ERRORS, error_format=ERRORS),
-    Endpoint("POST", "/tokenize", tokenize_texts, list[list[SimpleToken]], errors=_SPLITTING, error_format=ERRORS),
-    Endpoint("POST", "/decode", decode, list[str], errors=_JOINING, error_format=ERRORS),
+    Endpoint("POST", "/embed", embed, list[list[float]], errors=OUTPUT_ERRORS),
+    Endpoint("POST", "/embed_all", embed_all, list[list[list[float]]], errors=OUTPUT_ERRORS),
+    Endpoint("POST", "/embed_sparse", sparse_vectors, list[list[SparseValue]], errors=PARAMETER_ERRORS),
+    Endpoint("POST", "/similarity", similarity, list[float], errors=OUTPUT_ERRORS),
+    Endpoint("POST", "/predict", predict, _PREDICTIONS, errors=PARAMETER_ERRORS),
+    Endpoint("POST", "/rerank", rerank_texts, list[Rank], errors=PARAMETER_ERRORS),
+    Endpoint("POST", "/tokenize", tokenize_texts, list[list[SimpleToken]], errors=_SPLITTING),
+    Endpoint("POST", "/decode", decode, list[str], errors=_JOINING),
 )

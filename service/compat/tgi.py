@@ -1,11 +1,13 @@
 """Endpoints of Text Generation Inference; null in a request omits the field."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, cast
 
 from pydantic import AfterValidator, BaseModel, Field
 from typing_extensions import TypedDict
 
+from sightline.service import parameters
 from sightline.service.api.endpoint import (
     EVENTS,
     JSON,
@@ -32,22 +34,7 @@ from sightline.service.inference.results import OutputToken, alternatives_of
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
-from sightline.service.parameters import (
-    DEFAULT_LENGTH,
-    FILTERS,
-    FrequencyPenalty,
-    Language,
-    NumNewTokens,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    Temperature,
-    TopK,
-    TopLogprobs,
-    TopP,
-    TypicalP,
-    given_parameters,
-)
+from sightline.service.parameters import FILTERS, given_parameters
 
 
 class Grammar(RequestBody):
@@ -64,33 +51,35 @@ def constraint_of(grammar: Grammar) -> Constraint:
 
 
 class TextGenerationParameters(RequestBody):
-    max_new_tokens: NumNewTokens | None = Field(
-        default=None, description=f"Maximum number of generated tokens. {DEFAULT_LENGTH}"
+    max_new_tokens: parameters.NumNewTokens | None = Field(
+        default=None, description=f"Maximum number of generated tokens. {parameters.DEFAULT_LENGTH}"
     )
     do_sample: bool | None = Field(
         default=None,
         description="Sample each token; implied by top_k, a temperature other than 1, or a top_p or typical_p below 1.",
     )
-    temperature: Temperature | None = None
-    top_k: TopK | None = None
-    top_p: TopP | None = None
-    typical_p: TypicalP | None = None
-    seed: Annotated[Seed | None, Field(description="Seed of the sampling; random if absent.")] = None
-    stop: Stop | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    frequency_penalty: FrequencyPenalty | None = None
+    temperature: parameters.Temperature | None = None
+    top_k: parameters.TopK | None = None
+    top_p: parameters.TopP | None = None
+    typical_p: parameters.TypicalP | None = None
+    seed: Annotated[parameters.Seed | None, Field(description="Seed of the sampling; random if absent.")] = None
+    stop: parameters.Stop | None = None
+    repetition_penalty: parameters.RepetitionPenalty | None = None
+    frequency_penalty: parameters.FrequencyPenalty | None = None
     source_language: Annotated[
-        Language | None, Field(alias="src_lang", description="Language of the input; for a model that translates.")
+        parameters.Language | None,
+        Field(alias="src_lang", description="Language of the input; for a model that translates."),
     ] = None
     target_language: Annotated[
-        Language | None, Field(alias="tgt_lang", description="Language of the text; for a model that translates.")
+        parameters.Language | None,
+        Field(alias="tgt_lang", description="Language of the text; for a model that translates."),
     ] = None
     clean_up_tokenization_spaces: Annotated[Any, must_equal(False)] = None
     return_full_text: bool | None = Field(
         default=None, description="Return the prompt before the text; only for decoder-only models."
     )
     details: Annotated[bool | None, Field(description="Return the tokens with their log-probabilities.")] = None
-    top_logprobs: TopLogprobs | None = Field(default=None, alias="top_n_tokens")
+    top_logprobs: parameters.TopLogprobs | None = Field(default=None, alias="top_n_tokens")
     best_of: Annotated[Any, must_equal(1)] = None
     decoder_input_details: Annotated[Any, must_equal(False)] = None
     watermark: Annotated[Any, must_equal(False)] = None
@@ -253,8 +242,8 @@ class TgiResponse(DataEventEncoder):
         return [self._token(alternative) for alternative in alternatives_of(token)]
 
 
-_ERRORS: dict[str, Any] = {"errors": PARAMETER_ERRORS, "error_format": ERRORS}
+_post = partial(Endpoint, "POST", errors=PARAMETER_ERRORS)
 ENDPOINTS = (
-    Endpoint("POST", "/generate", generate_text, TextGenerationResponse, media_types=(JSON, EVENTS), **_ERRORS),
-    Endpoint("POST", "/generate_stream", stream_text, media_types=(EVENTS,), **_ERRORS),
+    _post("/generate", generate_text, TextGenerationResponse, media_types=(JSON, EVENTS)),
+    _post("/generate_stream", stream_text, media_types=(EVENTS,)),
 )

@@ -65,6 +65,18 @@ async def translate_between(
     return [results[index] for index in range(len(inputs))], *record.write(steps[-1].model)
 
 
+async def translate_texts(
+    call: Call, inputs: Texts, source: str, target: str, markup: MarkupKind | None = None, number: int = 1
+) -> list[list[TranslateOutput]]:
+    """Translate texts by the models that their languages choose; the source may be `AUTO`.
+
+    Return this `number` of translations of each text, the best first.
+    """
+    requested = {"source_language": source, "target_language": target, "num_return_sequences": number}
+    results, _, _ = await translate_between(call, inputs, requested, markup=markup)
+    return results
+
+
 async def detect(texts: Sequence[str], available: Sequence[str]) -> list[list[DetectedLanguage]]:
     """Return those of some languages that each text may have, the best first."""
     found = await asyncio.to_thread(lambda: [detect_languages(text, available) for text in texts])

@@ -17,7 +17,6 @@ from sightline.service.api.endpoint import (
     described,
 )
 from sightline.service.api_errors import ApiError, ErrorCode
-from sightline.service.compat.common import SENTENCE_ERRORS
 from sightline.service.compat.open_inference import models, schemas
 from sightline.service.compat.open_inference.infer import generate, generate_stream, infer
 from sightline.service.compat.open_inference.schemas import VERSION, Version
@@ -43,8 +42,8 @@ async def check_version(model_version: Annotated[Version, described("Version of 
         raise ApiError("model_not_found", f"The only version of each model is {VERSION}.", path="version")
 
 
-_get = partial(Endpoint, "GET", error_format=SENTENCE_ERRORS)
-_post = partial(Endpoint, "POST", error_format=SENTENCE_ERRORS, body_format=UNTYPED_JSON)
+_get = partial(Endpoint, "GET")
+_post = partial(Endpoint, "POST", body_format=UNTYPED_JSON)
 MODEL_ENDPOINTS = (
     _get(MODEL, models.model_metadata, schemas.ModelMetadata, _MODEL_ERRORS),
     _get(f"{MODEL}/ready", models.model_ready, schemas.ModelReady, ("model_not_found", *UNAVAILABLE_ERRORS)),

@@ -7,6 +7,7 @@ from sightline.service.api.endpoint import Call, EventStream, PathModel, Raw, Ta
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts, construct
 from sightline.service.compat.common import DataEventEncoder
+from sightline.service.compat.open_inference import schemas
 from sightline.service.compat.open_inference.outputs import (
     PARAMETERS,
     Output,
@@ -16,15 +17,7 @@ from sightline.service.compat.open_inference.outputs import (
     main_outputs,
     outputs_of,
 )
-from sightline.service.compat.open_inference.schemas import (
-    VERSION,
-    GenerateTextBody,
-    GenerateTextResponse,
-    InferBody,
-    InferResponse,
-    InputName,
-    StreamTextBody,
-)
+from sightline.service.compat.open_inference.schemas import VERSION
 from sightline.service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.sentence_splitting import generate_texts
@@ -36,7 +29,7 @@ from sightline.service.tasks.encode import EncodeBody, encode
 from sightline.service.tasks.tag import TagBody, tag_texts
 
 
-async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) -> InferResponse | Raw:
+async def infer(call: Call, model_name: PathModel, body: schemas.InferBody, tail: Tail) -> schemas.InferResponse | Raw:
     """Compute the requested tensors of each text, or of each pair of a query and a text.
 
     Binary tensors follow the JSON of the response as bytes.
@@ -81,7 +74,7 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
     )
 
 
-def _texts_of(inputs: Mapping[InputName, Texts], *, has_query: bool) -> tuple[Texts, Texts]:
+def _texts_of(inputs: Mapping[schemas.InputName, Texts], *, has_query: bool) -> tuple[Texts, Texts]:
     """Return the texts of a request, and the pairs of its queries and these texts."""
     texts, queries = inputs.get("text_input"), inputs.get("query")
     if texts is None:
@@ -100,7 +93,7 @@ def _texts_of(inputs: Mapping[InputName, Texts], *, has_query: bool) -> tuple[Te
     return texts, Texts(repeated, second_texts=texts.texts)
 
 
-def _requested_outputs(body: InferBody, model_name: str, available: Mapping[str, Output]) -> dict[str, bool]:
+def _requested_outputs(body: schemas.InferBody, model_name: str, available: Mapping[str, Output]) -> dict[str, bool]:
     """Return the requested outputs: True for those that the client wants as binary data."""
     default = body.parameters.binary_data_output
     if not body.outputs:
@@ -122,7 +115,7 @@ def _head(request_id: str | None, model_name: str) -> dict[str, Any]:
     return ({} if request_id is None else {"id": request_id}) | {"model_name": model_name, "model_version": VERSION}
 
 
-async def generate(call: Call, model_name: PathModel, body: GenerateTextBody) -> GenerateTextResponse:
+async def generate(call: Call, model_name: PathModel, body: schemas.GenerateTextBody) -> schemas.GenerateTextResponse:
     """Generate one text from one text."""
     model, parameters = await _prepare(call, model_name, body)
     result = await generate_texts(call, model, Texts.one(body.inputs).as_prompts(), parameters)
@@ -134,7 +127,7 @@ async def generate(call: Call, model_name: PathModel, body: GenerateTextBody) ->
     }
 
 
-async def generate_stream(call: Call, model_name: PathModel, body: StreamTextBody) -> EventStream:
+async def generate_stream(call: Call, model_name: PathModel, body: schemas.StreamTextBody) -> EventStream:
     """Generate one text from one text as a stream.
 
     One event for each token, then one with the finish reason.
@@ -145,7 +138,7 @@ async def generate_stream(call: Call, model_name: PathModel, body: StreamTextBod
 
 
 async def _prepare(
-    call: Call, model_name: str, body: GenerateTextBody | StreamTextBody
+    call: Call, model_name: str, body: schemas.GenerateTextBody | schemas.StreamTextBody
 ) -> tuple[ServedModel, GenerateParameters]:
     """Return the model and the parameters of a request for one text."""
     model, requested = await call.model(model_name, "generate"), given_parameters(body.parameters)

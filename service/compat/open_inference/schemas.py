@@ -7,17 +7,9 @@ from pydantic import BeforeValidator, Field, StrictInt, WithJsonSchema, model_va
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
+from sightline.service import parameters
 from sightline.service.api.types import PromptName, Truncate
 from sightline.service.body_fields import MAX_ID, MAX_INPUTS, RequestBody, Text, described_as, field_error, must_equal
-from sightline.service.parameters import (
-    MAX_TOP_LOGPROBS,
-    Indices,
-    NumBeams,
-    NumNewTokens,
-    Reduce,
-    TextParameters,
-    TopLogprobs,
-)
 from sightline.service.tasks.encode import Pooling
 from sightline.service.tasks.tag import OUTSIDE, AggregationName, IgnoreLabels
 
@@ -63,7 +55,7 @@ def _check_stream(value: Any, *, expected: bool) -> Any:
 Reserved = SkipJsonSchema[Annotated[None, BeforeValidator(_reject)]]
 
 
-class ProtocolParameters(TextParameters):
+class ProtocolParameters(parameters.TextParameters):
     """Generation parameters, and the parameters of the protocol that are not supported."""
 
     sequence_id: Reserved = None
@@ -76,7 +68,7 @@ class ProtocolParameters(TextParameters):
 class InferParameters(ProtocolParameters):
     """Parameters of the requested outputs; each needs an output that depends on it."""
 
-    top_logprobs: TopLogprobs = MAX_TOP_LOGPROBS
+    top_logprobs: parameters.TopLogprobs = parameters.MAX_TOP_LOGPROBS
     pooling: Annotated[
         Pooling | None, Field(description="Reduction of the token vectors to one vector; the model's own.")
     ] = None
@@ -87,12 +79,12 @@ class InferParameters(ProtocolParameters):
     aggregation: AggregationName = "simple"
     ignore_labels: IgnoreLabels = Field(default=list(OUTSIDE))
     layers: Annotated[
-        Indices | None, Field(description="Layer indices; -1 is the last layer. All layers if absent.")
+        parameters.Indices | None, Field(description="Layer indices; -1 is the last layer. All layers if absent.")
     ] = None
-    heads: Annotated[Indices | None, Field(description="Head indices; -1 is the last head. All heads if absent.")] = (
-        None
-    )
-    reduce: Annotated[Reduce, Field(description="Reduction over the selected heads.")] = "none"
+    heads: Annotated[
+        parameters.Indices | None, Field(description="Head indices; -1 is the last head. All heads if absent.")
+    ] = None
+    reduce: Annotated[parameters.Reduce, Field(description="Reduction over the selected heads.")] = "none"
     binary_data_output: Annotated[
         bool, Field(description="Send outputs as bytes after the JSON unless they set `binary_data`.")
     ] = False
@@ -105,7 +97,7 @@ class OneTextParameters(ProtocolParameters):
     """Parameters of the generation of one text."""
 
     num_return_sequences: Annotated[One, BeforeValidator(_check_one)] = 1
-    max_tokens: NumNewTokens | None = Field(
+    max_tokens: parameters.NumNewTokens | None = Field(
         default=None, description="Name of `max_new_tokens` in Triton's backends of language models."
     )
 
@@ -140,7 +132,7 @@ class StreamedTextParameters(OneTextParameters):
     """Parameters of the generation of one text as a stream."""
 
     # Larger numbers are rejected with the other parameters that cannot be streamed.
-    num_beams: Annotated[NumBeams, described_as(One), Field(description="Only 1 is supported here.")] = 1
+    num_beams: Annotated[parameters.NumBeams, described_as(One), Field(description="Only 1 is supported here.")] = 1
     stream: Streamed = True
 
 

@@ -14,10 +14,10 @@ from sightline.service.compat.openai.responses_schemas import ModelResponse
 from sightline.service.compat.openai.schemas import Completion, EmbeddingList
 
 ERRORS = replace(NATIVE_ERRORS, invalid_status=400)
-_TEXT: Mapping[str, Any] = {"errors": PARAMETER_ERRORS, "media_types": (JSON, EVENTS), "error_format": ERRORS}
+_TEXT: Mapping[str, Any] = {"errors": PARAMETER_ERRORS, "media_types": (JSON, EVENTS)}
 ENDPOINTS = (
     Endpoint("POST", "/v1/completions", completions, Completion, **_TEXT),
     Endpoint("POST", "/v1/chat/completions", chat_completions, ChatCompletion, **_TEXT),
     Endpoint("POST", "/v1/responses", responses, ModelResponse, **_TEXT),
-    Endpoint("POST", "/v1/embeddings", embeddings, EmbeddingList, errors=OUTPUT_ERRORS, error_format=ERRORS),
+    Endpoint("POST", "/v1/embeddings", embeddings, EmbeddingList, errors=OUTPUT_ERRORS),
 )

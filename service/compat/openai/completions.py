@@ -8,13 +8,7 @@ from sightline.base.text.stream import TextStream
 from sightline.service.api.endpoint import Call, EventStream
 from sightline.service.body_fields import IdLists, Texts
 from sightline.service.compat.common import FINISH_REASONS, blank_before, check_continues_prompt, named_model
-from sightline.service.compat.openai.schemas import (
-    Completion,
-    CompletionBody,
-    CompletionChoice,
-    CompletionLogprobs,
-    decoding_parameters,
-)
+from sightline.service.compat.openai import schemas
 from sightline.service.compat.openai.text_response import TextResponse
 from sightline.service.inference.generate import GenerateOutput
 from sightline.service.inference.results import OutputToken, alternatives_of
@@ -22,7 +16,7 @@ from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import StreamEnd, StreamToken
 
 
-async def completions(call: Call, body: CompletionBody) -> Completion | EventStream:
+async def completions(call: Call, body: schemas.CompletionBody) -> schemas.Completion | EventStream:
     """Complete each prompt.
 
     A prompt is the source of an encoder-decoder, or the text that a decoder-only model continues.
@@ -33,17 +27,17 @@ async def completions(call: Call, body: CompletionBody) -> Completion | EventStr
     model = await call.model(named_model(call, body.model), "generate")
     if body.echo:
         check_continues_prompt(model, "echo")
-    parameters = decoding_parameters(call, body, model)
+    parameters = schemas.decoding_parameters(call, body, model)
     response = TextResponse(call, model, body, partial(CompletionWriter, model, body), "text_completion", "cmpl")
     is_whole = body.top_logprobs is not None  # `text_offset` counts the characters of the text
     inputs = body.inputs.as_prompts() if isinstance(body.inputs, Texts) else body.inputs
-    return cast(Completion | EventStream, await response.of(inputs, parameters, is_whole=is_whole))
+    return cast(schemas.Completion | EventStream, await response.of(inputs, parameters, is_whole=is_whole))
 
 
 class CompletionWriter:
     """One text of a response, written at once or token by token."""
 
-    def __init__(self, model: ServedModel, body: CompletionBody, index: int) -> None:
+    def __init__(self, model: ServedModel, body: schemas.CompletionBody, index: int) -> None:
         """`index` counts the choices of all prompts."""
         prompt = index // body.num_choices
         prefixes = body.target_prefix
@@ -59,16 +53,16 @@ class CompletionWriter:
         self._offset = 0  # of the next token
         self._num_read = 0  # characters that `_positions` has returned
 
-    def whole(self, output: GenerateOutput) -> CompletionChoice:
+    def whole(self, output: GenerateOutput) -> schemas.CompletionChoice:
         return self._write(output.text, output.tokens, output.finish_reason)
 
-    def token(self, event: StreamToken) -> CompletionChoice:
+    def token(self, event: StreamToken) -> schemas.CompletionChoice:
         return self._write(event.text, [event.token], None)
 
-    def end(self, event: StreamEnd) -> CompletionChoice:
+    def end(self, event: StreamEnd) -> schemas.CompletionChoice:
         return self._write("", [], event.finish_reason)
 
-    def _write(self, text: str, tokens: Sequence[OutputToken], reason: str | None) -> CompletionChoice:
+    def _write(self, text: str, tokens: Sequence[OutputToken], reason: str | None) -> schemas.CompletionChoice:
         """Return the choice with new text and new tokens."""
         if not self._has_begun:
             self._has_begun = True
@@ -88,7 +82,7 @@ class CompletionWriter:
         self._offset = len(blank + self._prefix) if self._prefix else 0
         return blank
 
-    def _logprobs(self, tokens: Sequence[OutputToken]) -> CompletionLogprobs:
+    def _logprobs(self, tokens: Sequence[OutputToken]) -> schemas.CompletionLogprobs:
         offsets = []
         for token in tokens:
             offsets.append(self._offset)

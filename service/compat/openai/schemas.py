@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, Self
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict
 
+from sightline.service import parameters
 from sightline.service.api.types import ModelName, Truncate
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import (
@@ -24,29 +25,7 @@ from sightline.service.inference.call import Call
 from sightline.service.inference.generate import GenerateWarning
 from sightline.service.inference.results import Numbers
 from sightline.service.inference.service import ServedModel
-from sightline.service.parameters import (
-    DEFAULT_LENGTH,
-    MAX_TEMPERATURE,
-    MAX_TOP_K,
-    NEUTRAL,
-    EarlyStopping,
-    Encoding,
-    FrequencyPenalty,
-    GenerateParameters,
-    LengthPenalty,
-    LogitBias,
-    MinNewTokens,
-    NgramSize,
-    NumBeams,
-    NumNewTokens,
-    PresencePenalty,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    TopLogprobs,
-    TopP,
-    given_parameters,
-)
+from sightline.service.parameters import GenerateParameters, given_parameters
 
 
 class StreamOptions(RequestBody):
@@ -94,40 +73,40 @@ class DecodingBody(RequestBody):
     """Fields that completions and chat completions share: decoding and streaming."""
 
     model: ModelName = None
-    max_new_tokens: NumNewTokens | None = Field(
-        default=None, alias="max_tokens", description=f"Maximum number of generated tokens. {DEFAULT_LENGTH}"
+    max_new_tokens: parameters.NumNewTokens | None = Field(
+        default=None, alias="max_tokens", description=f"Maximum number of generated tokens. {parameters.DEFAULT_LENGTH}"
     )
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = Field(
+    temperature: Annotated[float, Field(ge=0, le=parameters.MAX_TEMPERATURE)] | None = Field(
         default=None,
         description="Values above 0 sample each token, and 0 takes the most probable one. The default is 0, unless the "
         "model samples by default, or `top_p`, `top_k` or `n` need samples.",
     )
-    top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K), AfterValidator(lambda count: max(0, count))] | None = Field(
-        default=None, description="Sample from this many of the most probable tokens; -1 and 0 disable it."
+    top_p: parameters.TopP | None = None
+    top_k: Annotated[int, Field(ge=-1, le=parameters.MAX_TOP_K), AfterValidator(lambda count: max(0, count))] | None = (
+        Field(default=None, description="Sample from this many of the most probable tokens; -1 and 0 disable it.")
     )
-    seed: Seed | None = Field(default=None, description="Seed of the sampling; choice i uses seed + i.")
+    seed: parameters.Seed | None = Field(default=None, description="Seed of the sampling; choice i uses seed + i.")
     num_return_sequences: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
         default=None, alias="n", description="Number of texts for each prompt: samples, or the best of a beam search."
     )
-    stop: Stop | None = None
+    stop: parameters.Stop | None = None
     stream: Annotated[bool | None, Field(description="Send server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, Field(description="Options of a stream.")] = None
     constraint: Annotated[ResponseFormat, AfterValidator(constraint_of)] | None = Field(
         default=None, alias="response_format", description="Format that the text must have."
     )
     user: Ignored[str] = None
-    logit_bias: LogitBias | None = None
-    presence_penalty: PresencePenalty | None = None
-    frequency_penalty: FrequencyPenalty | None = None
+    logit_bias: parameters.LogitBias | None = None
+    presence_penalty: parameters.PresencePenalty | None = None
+    frequency_penalty: parameters.FrequencyPenalty | None = None
     # Extensions to OpenAI's API.
-    min_new_tokens: MinNewTokens | None = Field(default=None, alias="min_tokens")
+    min_new_tokens: parameters.MinNewTokens | None = Field(default=None, alias="min_tokens")
     ignore_eos: bool | None = Field(default=None, description="Generate until `max_tokens`, ignoring the end token.")
-    num_beams: NumBeams | None = None
-    length_penalty: LengthPenalty | None = None
-    early_stopping: EarlyStopping | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    no_repeat_ngram_size: NgramSize | None = None
+    num_beams: parameters.NumBeams | None = None
+    length_penalty: parameters.LengthPenalty | None = None
+    early_stopping: parameters.EarlyStopping | None = None
+    repetition_penalty: parameters.RepetitionPenalty | None = None
+    no_repeat_ngram_size: parameters.NgramSize | None = None
 
     @property
     def num_choices(self) -> int:
@@ -145,7 +124,7 @@ class DecodingBody(RequestBody):
         if self.temperature and has_beams:
             raise field_error("invalid_parameter", "num_beams above 1 needs a temperature of 0.", "num_beams")
         for name in ("top_p", "top_k") if has_beams and self.temperature is None else ():
-            if (getattr(self, name) or getattr(NEUTRAL, name)) != getattr(NEUTRAL, name):
+            if (getattr(self, name) or getattr(parameters.NEUTRAL, name)) != getattr(parameters.NEUTRAL, name):
                 message = f"{name} has no effect with num_beams above 1; leave out one of them."
                 raise field_error("invalid_parameter", message, name)
         if self.stream_options is not None and not self.stream:
@@ -160,7 +139,7 @@ class CompletionBody(DecodingBody):
     best_of: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
         default=None, description="Only the value of `n` is supported."
     )
-    top_logprobs: TopLogprobs | None = Field(default=None, alias="logprobs")
+    top_logprobs: parameters.TopLogprobs | None = Field(default=None, alias="logprobs")
     echo: bool | None = Field(
         default=None, description="Return the prompt before the text; only for decoder-only models."
     )
@@ -195,7 +174,8 @@ class EmbeddingBody(RequestBody):
     model: ModelName = None
     inputs: Annotated[TextsWithoutIds, Field(alias="input", description="Text to encode, or a list of texts.")]
     encoding_format: Annotated[
-        Encoding | None, Field(description="Encoding of the vectors: numbers, or base64 of little-endian float32.")
+        parameters.Encoding | None,
+        Field(description="Encoding of the vectors: numbers, or base64 of little-endian float32."),
     ] = None
     dimensions: Dimensions = None
     user: Ignored[str] = None
