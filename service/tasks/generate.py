@@ -65,7 +65,11 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
         message = "on_empty: pass cannot be combined with stream: true; leave one of them out."
         raise ApiError("invalid_parameter", message, field="on_empty")
     parameters = body.parameters
-    model = await generating_model(call, body.model, parameters.source_language, parameters.target_language)
+    languages = parameters.source_language, parameters.target_language
+    if body.model is None and languages != (None, None):
+        model = await generating_model(call, None, *languages)
+    else:  # the usual call enters one function less
+        model = await call.model(body.model, "generate")
     if model.has_generation_defaults:
         parameters = parameters_for(model, given_parameters(parameters), stream=body.stream)
     if body.stream:
