@@ -17,8 +17,13 @@ def detect_languages(text: str, available: Sequence[str]) -> list[tuple[str, flo
     best first. Languages that it does not know have the probability 0.
     """
     ranked = dict(_identifier().rank(text[:MAX_CHARACTERS]))
-    found = [(tag, ranked.get(find_language(tag, ranked) or "", 0.0)) for tag in available]
+    found = [(tag, ranked.get(_label_of(tag) or "", 0.0)) for tag in available]
     return sorted(found, key=lambda pair: -pair[1])
+
+
+@cache
+def _label_of(tag: str) -> str | None:
+    return find_language(tag, _identifier().labels)
 
 
 @cache

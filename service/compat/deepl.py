@@ -20,7 +20,7 @@ from sightline.service.api_errors import complete_message
 from sightline.service.body_fields import AnyTexts, RequestBody, must_equal
 from sightline.service.compat.common import Ignored
 from sightline.service.inference.language_choice import language_pairs
-from sightline.service.inference.routing import AUTO, translate_texts
+from sightline.service.inference.routing import AUTO, translate_by_languages
 from sightline.translation.markup import MarkupKind
 
 OPTIONAL_BODY = replace(JSON_OR_FORM, media_types=(*JSON_OR_FORM.media_types, ""), is_optional=True)
@@ -107,7 +107,7 @@ ERRORS = ErrorFormat(
 async def translate(call: Call, body: DeeplTranslateBody) -> DeeplTranslations:
     """Translate texts, HTML or XML, sentence by sentence."""
     source = body.source_language or AUTO
-    results = await translate_texts(call, body.inputs, source, body.target_language, body.markup)
+    results = await translate_by_languages(call, body.inputs, source, body.target_language, body.markup)
     return {
         "translations": [
             {

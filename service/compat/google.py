@@ -12,7 +12,7 @@ from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import AnyTexts, RequestBody, must_equal
 from sightline.service.compat.common import Ignored
 from sightline.service.inference.language_choice import language_pairs
-from sightline.service.inference.routing import AUTO, detect, source_languages, translate_texts
+from sightline.service.inference.routing import AUTO, detect, source_languages, translate_by_languages
 from sightline.translation.markup import MarkupKind
 
 PATH = "/language/translate/v2"
@@ -71,7 +71,7 @@ async def translate(call: Call, body: GoogleTranslateBody) -> GoogleData:
     """Translate texts or HTML, sentence by sentence."""
     markup: MarkupKind | None = None if body.markup == "text" else "html"
     source = body.source_language or AUTO
-    results = await translate_texts(call, body.inputs, source, body.target_language, markup)
+    results = await translate_by_languages(call, body.inputs, source, body.target_language, markup)
     translations = [
         GoogleTranslation(translatedText=result[0].text)
         | ({} if body.source_language else {"detectedSourceLanguage": result[0].route[0].source})

@@ -11,7 +11,7 @@ from sightline.base.text.languages import language_name
 from sightline.service.api.endpoint import ENGINE_ERRORS, JSON_OR_FORM, Call, Endpoint
 from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks
 from sightline.service.inference.language_choice import language_pairs
-from sightline.service.inference.routing import AUTO, detect, source_languages, translate_texts
+from sightline.service.inference.routing import AUTO, detect, source_languages, translate_by_languages
 from sightline.service.inference.translation import DetectedLanguage
 from sightline.translation.markup import MarkupKind
 
@@ -75,7 +75,9 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     call.field_names = {**call.field_names, "num_beams": "1 + alternatives"}
     markup: MarkupKind | None = "html" if body.markup == "html" else None
     number = 1 + (body.alternatives or 0)
-    results = await translate_texts(call, body.inputs, body.source_language, body.target_language, markup, number)
+    results = await translate_by_languages(
+        call, body.inputs, body.source_language, body.target_language, markup, number
+    )
     # Beams may differ in tokens alone.
     distinct_texts = [
         dict.fromkeys([one.text for one in result] if text.strip() else [""])

@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 
 from sightline.service.api.endpoint import ENGINE_ERRORS, Call, Endpoint
 from sightline.service.body_fields import AnyTexts, RequestBody
-from sightline.service.inference.routing import AUTO, translate_texts
+from sightline.service.inference.routing import AUTO, translate_by_languages
 from sightline.translation.markup import MarkupKind
 
 
@@ -52,13 +52,13 @@ class BatchResults(TypedDict):
 async def translate_batch(call: Call, body: BatchBody) -> BatchResults:
     """Translate texts or pieces of HTML."""
     markup: MarkupKind | None = "html" if body.markup else None
-    results = await translate_texts(call, body.inputs, body.source_language, body.target_language, markup)
+    results = await translate_by_languages(call, body.inputs, body.source_language, body.target_language, markup)
     return {"results": [result[0].text for result in results]}
 
 
 async def translate_page(call: Call, body: ImmersiveBody) -> ImmersiveTranslations:
     """Translate the paragraphs of a page."""
-    results = await translate_texts(call, body.inputs, body.source_language or AUTO, body.target_language)
+    results = await translate_by_languages(call, body.inputs, body.source_language or AUTO, body.target_language)
     return {
         "translations": [
             {"detected_source_lang": result[0].route[0].source, "text": result[0].text} for result in results

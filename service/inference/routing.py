@@ -65,7 +65,7 @@ async def translate_between(
     return [results[index] for index in range(len(inputs))], *record.write(steps[-1].model)
 
 
-async def translate_texts(
+async def translate_by_languages(
     call: Call, inputs: Texts, source: str, target: str, markup: MarkupKind | None = None, number: int = 1
 ) -> list[list[TranslateOutput]]:
     """Translate texts by the models that their languages choose; the source may be `AUTO`.
