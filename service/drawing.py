@@ -2,14 +2,16 @@
 
 The functions take numbers and labels and return the text of an SVG file. They draw dark marks on
 white, with one hue, so that the pictures can be printed at the width of a column and read with any
-colour vision. The module imports nothing else of the service.
+colour vision. The module imports nothing else of the service, because the client for Python draws
+with it, too.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape as escape_html
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,24 @@ LABEL_INTERVAL = 4  # of the rows and columns of larger maps
 NUMBERED_CELL, PLAIN_CELL = 30, 14  # pixels
 CHARACTER_WIDTH = 7.8  # pixels of a label at 13 px, on average
 MARGIN = 12
+View = Literal["heatmap", "alignment", "heads"]
+TITLES: Mapping[str, str] = {  # of the kinds of attention; the first one that a model has is the default
+    "cross": "Cross-attention",
+    "encoder": "Encoder self-attention",
+    "decoder": "Decoder self-attention",
+    "encoder_slots": "Encoder attention to projected keys",
+}
+# Pointing at a row of an alignment leaves only its lines. No script is needed.
+STYLE = (
+    "<style>.attends:hover text{font-weight:600}.attends:hover path{stroke-opacity:.9}"
+    "svg:has(.attends:hover) .attends:not(:hover) path{stroke-opacity:.03}</style>"
+)
+_MARKS = {" ": "␣", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
+# All but whitespace and characters without width; `visible` of the page does the same.
+_VISIBLE = re.compile(
+    "[^\\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
+)
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, section 2.2
 
 
@@ -43,6 +63,43 @@ class Matrix:
         """Magnitudes of the weights as shares of the largest one, 0 to 1."""
         magnitudes = np.abs(self.weights)
         return (magnitudes / max(float(magnitudes.max(initial=0)), 1e-9)).astype(np.float32)
+
+
+def axis_labels(
+    kind: str, tokens: Mapping[str, Sequence[str]], num_columns: int
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the labels of the rows and columns of a map; `tokens` are fields of the API."""
+    source = tokens["source_tokens"]
+    if kind == "cross":
+        return tokens["target_tokens"], source
+    if kind == "decoder":
+        return tokens["target_tokens"], tokens["decoder_input_tokens"]
+    return source, source if kind == "encoder" else [f"key {index}" for index in range(num_columns)]
+
+
+def draw(
+    view: View,
+    title: str,
+    layers: Sequence[int],
+    indices: Sequence[int],
+    labels: tuple[Sequence[str], Sequence[str]],
+    weights: NDArray[np.float32],
+    reduction: str = "mean",
+) -> str:
+    """Return a picture of the weights (layers, heads, rows, columns) of the heads with `indices`.
+
+    Only the view heads shows several maps. The others show one, the `reduction` of the heads.
+    """
+    rows, columns = (_visible(tokens) for tokens in labels)
+    if view == "heads":
+        grid = [
+            (layer, [(head, Matrix("", rows, columns, weights[i, j])) for j, head in enumerate(indices)])
+            for i, layer in enumerate(layers)
+        ]
+        return heads(title, grid)
+    which = f"head {indices[0]}" if len(indices) == 1 else f"{reduction} of {len(indices)} heads"
+    matrix = Matrix(f"{title}, layer {layers[0]}, {which}", rows, columns, weights[0, 0])
+    return alignment(matrix) if view == "alignment" else heat_map(matrix)
 
 
 def heat_map(matrix: Matrix) -> str:
@@ -88,23 +145,27 @@ def alignment(matrix: Matrix) -> str:
     height = max(num_rows, num_columns) * step
     column_top, row_top = (top + (height - count * step) / 2 + step / 2 for count in (num_columns, num_rows))
     parts = [
+        STYLE,
         _title(matrix.title),
         _text(left, top - 12, "attended to", "end", size=11),
         _text(right, top - 12, "attends", size=11),
-        f'<g fill="none" stroke="{LINE}" stroke-linecap="round">',
     ]
-    shares = matrix.shares
-    for row, column in np.argwhere(shares >= 0.02):
-        share = float(shares[row, column])
-        y1, y2 = column_top + column * step, row_top + row * step
-        x1, x2 = left + 6, right - 6
-        parts.append(
-            f'<path d="M{x1:g} {y1:g}C{(x1 + x2) / 2:g} {y1:g} {(x1 + x2) / 2:g} {y2:g} {x2:g} {y2:g}" '
-            f'stroke-width="{0.6 + 5 * share:.2f}" stroke-opacity="{0.06 + 0.84 * share:.2f}"/>'
-        )
-    parts.append("</g>")
     parts += [_text(left, column_top + i * step, label, "end") for i, label in enumerate(matrix.columns)]
-    parts += [_text(right, row_top + i * step, label) for i, label in enumerate(matrix.rows)]
+    shares = matrix.shares
+    for row, label in enumerate(matrix.rows):
+        y2 = row_top + row * step
+        best = np.argsort(-matrix.weights[row], kind="stable")[:3]
+        attended = ", ".join(f"{matrix.columns[column]} {matrix.weights[row, column]:.0%}" for column in best)
+        parts.append(f'<g class="attends"><title>{_escape(f"{label} attends to {attended}")}</title>')
+        parts.append(f'<g fill="none" stroke="{LINE}" stroke-linecap="round">')
+        for column in np.flatnonzero(shares[row] >= 0.02):
+            share, y1 = float(shares[row, column]), column_top + column * step
+            x1, x2 = left + 6, right - 6
+            parts.append(
+                f'<path d="M{x1:g} {y1:g}C{(x1 + x2) / 2:g} {y1:g} {(x1 + x2) / 2:g} {y2:g} {x2:g} {y2:g}" '
+                f'stroke-width="{0.6 + 5 * share:.2f}" stroke-opacity="{0.06 + 0.84 * share:.2f}"/>'
+            )
+        parts.append(f"</g>{_text(right, y2, label)}</g>")
     return _document(width, top + height + MARGIN, parts)
 
 
@@ -147,6 +208,14 @@ def label_width(text: str) -> float:
 def _escape(text: str) -> str:
     """Return a text for XML, which has no control characters, not even escaped ones."""
     return escape_html(NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text))
+
+
+def _visible(tokens: Sequence[str]) -> list[str]:
+    """Return tokens without whitespace around them, and those of invisible characters as marks."""
+    return [
+        token.strip() if _VISIBLE.search(token) else "".join(_MARKS.get(c, f"\\u{ord(c):04x}") for c in token)
+        for token in tokens
+    ]
 
 
 def _longest(labels: Iterable[str]) -> float:

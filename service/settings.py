@@ -39,6 +39,16 @@ TOKENS_PER_SEQUENCE = 256  # `max_waiting_tokens` for each of the `max_waiting_s
 LOAD_TIMEOUT_S = 600.0
 ALL_MODELS = "*"  # value of `lazy_models`
 
+# Settings that protect a service from its clients, for a process without clients.
+NO_LIMITS: Mapping[str, float] = {
+    "max_inputs": MAX_INPUTS,
+    "queue_timeout_s": 1e9,
+    "request_timeout_s": 1e9,
+    "max_waiting_sequences": 1 << 40,
+    "max_waiting_tokens": 1 << 40,
+    "max_response_bytes": 1 << 50,
+}
+
 # An origin as browsers send it: of any scheme, because extensions have their own, and without the
 # default port. Pages from files and frames without an origin send `null`.
 ORIGIN = re.compile(

@@ -1,33 +1,13 @@
 """Pictures of attention maps as SVG: the maps to request, and the drawing of a result."""
 
-import re
-from collections.abc import Sequence
-from typing import Literal
-
 import numpy as np
 
-from sightline.base.bundle import Manifest, MapKind
+from sightline.base.bundle import Manifest
 from sightline.service import drawing
 from sightline.service.api_errors import ApiError
-from sightline.service.drawing import Matrix
-from sightline.service.inference.maps import AttentionMap, TargetAttention
+from sightline.service.drawing import View
+from sightline.service.inference.maps import TargetAttention
 from sightline.service.parameters import AttentionSelection
-
-View = Literal["heatmap", "alignment", "heads"]
-PREFERRED: tuple[MapKind, ...] = ("cross", "encoder", "decoder", "encoder_slots")
-TITLES: dict[MapKind, str] = {
-    "encoder": "Encoder self-attention",
-    "encoder_slots": "Encoder attention to projected keys",
-    "cross": "Cross-attention",
-    "decoder": "Decoder self-attention",
-}
-
-_MARKS = {" ": "␣", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
-# All but whitespace and characters without width; `visible` of the page does the same.
-_VISIBLE = re.compile(
-    "[^\\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"
-    "\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
-)
 
 
 def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: View) -> AttentionSelection:
@@ -43,7 +23,7 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
         raise ApiError("unsupported_parameter", f"{manifest.name} has no attention maps.", field="draw")
     if selection.kinds is not None and len(selection.kinds) > 1:
         raise ApiError("invalid_parameter", "A picture shows one kind of attention; select one.", field="kinds")
-    kind = selection.kinds[0] if selection.kinds else next(map_kind for map_kind in PREFERRED if map_kind in available)
+    kind = selection.kinds[0] if selection.kinds else next(each for each in drawing.TITLES if each in available)
     changes: dict[str, object] = {"kinds": [kind], "encoding": "float", "reduce": "none"}
     if view == "heads":
         return selection.model_copy(update=changes)
@@ -64,34 +44,8 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
 def draw(model: str, output: TargetAttention, selection: AttentionSelection, view: View) -> str:
     """Return the SVG of maps that were requested with a selection of `selection_to_draw`."""
     (maps,) = output.maps
-    rows, columns = _labels(output, maps)
+    labels = drawing.axis_labels(maps.kind, vars(output), maps.shape[-1])
     weights = np.asarray(maps.data, np.float32).reshape(maps.shape)
-    if view == "heads":
-        grid = [
-            (layer, [(head, Matrix("", rows, columns, weights[i, j])) for j, head in enumerate(maps.heads)])
-            for i, layer in enumerate(maps.layers)
-        ]
-        return drawing.heads(f"{model}: {TITLES[maps.kind]}", grid)
     reduction = "maximum" if selection.reduce == "max" else "mean"
-    heads = f"head {maps.heads[0]}" if len(maps.heads) == 1 else f"{reduction} of {len(maps.heads)} heads"
-    title = f"{model}: {TITLES[maps.kind]}, layer {maps.layers[0]}, {heads}"
-    matrix = Matrix(title, rows, columns, weights[0, 0])
-    return drawing.alignment(matrix) if view == "alignment" else drawing.heat_map(matrix)
-
-
-def _labels(output: TargetAttention, maps: AttentionMap) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the labels of the rows and columns of a map."""
-    source, target = _visible(output.source_tokens), _visible(output.target_tokens)
-    if maps.kind == "cross":
-        return target, source
-    if maps.kind == "decoder":
-        return target, _visible(output.decoder_input_tokens)
-    return source, source if maps.kind == "encoder" else [f"key {index}" for index in range(maps.columns)]
-
-
-def _visible(tokens: Sequence[str]) -> list[str]:
-    """Return tokens without whitespace around them, and those of invisible characters as marks."""
-    return [
-        token.strip() if _VISIBLE.search(token) else "".join(_MARKS.get(c, f"\\u{ord(c):04x}") for c in token)
-        for token in tokens
-    ]
+    title = f"{model}: {drawing.TITLES[maps.kind]}"
+    return drawing.draw(view, title, maps.layers, maps.heads, labels, weights, reduction)

@@ -10,10 +10,11 @@ from sightline.service.api.messages import Messages, check_dialogue, dialogue_of
 from sightline.service.api.types import INPUTS_OR_PAIRS, ONE_TARGET, Inputs, ModelName, check_targets
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts, TextsOrPairs, field_error
+from sightline.service.drawing import View
 from sightline.service.inference.attention import TARGET_PARAMETERS, AttentionResult, attention
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.language_choice import generating_model
-from sightline.service.inference.picture import View, draw, selection_to_draw
+from sightline.service.inference.picture import draw, selection_to_draw
 from sightline.service.parameters import (
     NEUTRAL,
     PARAMETER_NAMES,

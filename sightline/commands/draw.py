@@ -19,9 +19,10 @@ from sightline.base.parser import Parser
 from sightline.commands.bundles import choose_bundle, load_service
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import Texts
+from sightline.service.drawing import View
 from sightline.service.inference.attention import AttentionOutput, attention
 from sightline.service.inference.call import Call
-from sightline.service.inference.picture import View, draw, selection_to_draw
+from sightline.service.inference.picture import draw, selection_to_draw
 from sightline.service.parameters import AttentionSelection
 from sightline.service.settings import Settings, make_settings
 

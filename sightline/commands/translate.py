@@ -25,29 +25,18 @@ from sightline.commands.bundles import choose_bundle, load_service
 from sightline.commands.documents import read_glossary, translate_documents
 from sightline.commands.output import OutputBusyError, OutputError, OutputFile, StreamOutput, TranslationOutput
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import MAX_INPUTS, Texts
+from sightline.service.body_fields import Texts
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import check_parameters
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel, Service
 from sightline.service.parameters import GenerateParameters
-from sightline.service.settings import Settings, make_settings
+from sightline.service.settings import NO_LIMITS, Settings, make_settings
 
 # Lines in progress for each row. Rows stay full while finished lines wait for an earlier line.
 LINES_PER_ROW = 4
 CANNOT_TRANSLATE = "cannot translate, because it is no encoder-decoder"
 TEACHER_BEAMS = 4  # of translations that are the targets of a training
-# Settings that protect a service from its clients, set beyond the needs of this command.
-NO_LIMITS = {
-    "max_inputs": MAX_INPUTS,
-    "queue_timeout_s": 1e9,
-    "request_timeout_s": 1e9,
-    "max_waiting_sequences": 1 << 40,
-    "max_waiting_tokens": 1 << 40,
-    "max_response_bytes": 1 << 50,
-}
-
-
 MAX_SHOWN = 8  # languages in an error
 # Flags of the parameters that a model can reject.
 FLAGS = {"num_beams": "--beams", "split_sentences": "--split-sentences"}

@@ -104,3 +104,12 @@ def test_colours_darken_evenly_and_stay_in_range() -> None:
 
 def test_wide_characters_use_more_width() -> None:
     assert label_width("犬犬") > label_width("do") > 0
+
+
+def test_each_row_of_an_alignment_names_its_largest_weights() -> None:
+    root = parse(alignment(MATRIX))
+    rows = [group for group in root.iter(f"{SVG}g") if group.get("class") == "attends"]
+    assert [len(list(row.iter(f"{SVG}path"))) for row in rows] == [3, 2, 4]
+    titles = [row.findtext(f"{SVG}title") for row in rows]
+    assert titles[0] == "Ein attends to A 90%, dog & cat 5%, 犬 5%"
+    assert titles[1] == "Hund attends to dog & cat 50%, 犬 49%, A 1%"

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from sightline.base.bundle import AlignmentStep
+from sightline.service.drawing import View
 from sightline.service.inference.maps import TargetAttention
-from sightline.service.inference.picture import View, draw
+from sightline.service.inference.picture import draw
 from sightline.service.parameters import AttentionSelection
 from tests.service.conftest import MakeBackend, Start, classifying, with_alignment
 from tests.support.tables import read_table

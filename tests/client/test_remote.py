@@ -1,0 +1,234 @@
+"""Requests over HTTP: retries, errors, timeouts and streams; the server has given answers."""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+import sightline
+from sightline.client.remote import delay_s
+
+TRANSLATED = {
+    "model": "m",
+    "outputs": [{"index": 0, "text": "Ein Hund."}],
+    "usage": {"input_tokens": 3, "output_tokens": 3},
+    "timings_ms": {"total": 1.0},
+}
+OVERLOADED = {"error": {"code": "overloaded", "message": "Come back later.", "request_id": "abc"}}
+
+
+@dataclass
+class Server:
+    """Answers requests with statuses, headers and bodies, one after another; the last one stays.
+
+    It never answers with the status 0.
+    """
+
+    port: int = 0
+    answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
+    requests: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
+    has_ended: threading.Event = field(default_factory=threading.Event)
+
+    def answer(self, status: int, body: Any, **headers: str) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.answers.append((status, {name.replace("_", "-"): value for name, value in headers.items()}, data))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/prefix"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    scripted = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            scripted.requests.append((self.path, dict(self.headers), body))
+            status, headers, data = scripted.answers[0]
+            del scripted.answers[: len(scripted.answers) > 1]
+            if not status:
+                scripted.has_ended.wait()
+                return
+            self.send_response(status)
+            for name, value in {"content-length": str(len(data)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    scripted.port = http.server_port
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield scripted
+    scripted.has_ended.set()
+    http.shutdown()
+    http.server_close()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[sightline.Client]:
+    with sightline.connect(server.url, "key-1", timeout_s=2.0, max_retries=2) as client:
+        yield client
+
+
+def test_a_request_has_the_path_the_key_and_the_given_arguments(server: Server, client: sightline.Client) -> None:
+    server.answer(200, TRANSLATED)
+    results = client.translate(("A dog.",), target_language="de", num_beams=2)
+    assert [result.text for result in results] == ["Ein Hund."]
+    assert (results.model, results.usage["input_tokens"], results.timings_ms["total"]) == ("m", 3, 1.0)
+    ((path, headers, body),) = server.requests
+    assert path == "/prefix/v1/translate"
+    assert headers["authorization"] == "Bearer key-1"
+    assert body == {"inputs": ["A dog."], "parameters": {"target_language": "de", "num_beams": 2}}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_service_that_cannot_take_a_request_now_gets_it_again(
+    server: Server, client: sightline.Client, status: int
+) -> None:
+    for _ in range(2):
+        server.answer(status, OVERLOADED, retry_after="0")
+    server.answer(200, TRANSLATED)
+    assert client.translate("A dog.")[0].text == "Ein Hund."
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "num_retries", "expected"),
+    [
+        ({"retry-after": "7"}, 0, 7.0),
+        ({"retry-after": "9999"}, 0, 30.0),
+        ({}, 0, 0.5),
+        ({"retry-after": "Mon"}, 3, 4.0),
+    ],
+)
+def test_the_delay_is_that_of_the_service(headers: dict[str, str], num_retries: int, expected: float) -> None:
+    assert delay_s(httpx.Response(429, headers=headers), num_retries) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "message", "request_id", "num_requests"),
+    [
+        (429, OVERLOADED, "overloaded", "Come back later.", "abc", 3),
+        (422, OVERLOADED, "overloaded", "Come back later.", "abc", 1),
+        (502, b"<h1>Bad Gateway</h1>", "http_error", "check the URL", None, 1),
+        (404, {"error": "no"}, "http_error", "check the URL", None, 1),
+        (301, b"", "http_error", "check the URL", None, 1),
+    ],
+)
+def test_an_error_has_status_code_message_and_request_id(
+    server: Server,
+    client: sightline.Client,
+    status: int,
+    body: Any,
+    code: str,
+    message: str,
+    request_id: str | None,
+    num_requests: int,
+) -> None:
+    server.answer(status, body, retry_after="0")
+    with pytest.raises(sightline.SightlineError) as caught:
+        client.translate("A dog.")
+    error = caught.value
+    assert (error.status, error.code, error.request_id) == (status, code, request_id)
+    assert message in error.message and str(status) in str(error) and code in str(error)
+    assert len(server.requests) == num_requests
+
+
+def test_a_service_that_cannot_be_reached_is_named() -> None:
+    with sightline.connect("http://127.0.0.1:9") as client, pytest.raises(sightline.SightlineError) as caught:
+        client.embed("A dog.")
+    assert (caught.value.status, caught.value.code) == (None, "unreachable")
+    assert "http://127.0.0.1:9 cannot be reached" in str(caught.value)
+
+
+def test_a_response_that_does_not_come_is_a_timeout(server: Server) -> None:
+    server.answer(0, b"")
+    with (
+        sightline.connect(server.url, timeout_s=0.05) as client,
+        pytest.raises(sightline.SightlineError, match="raise timeout_s") as caught,
+    ):
+        client.translate("A dog.")
+    assert caught.value.code == "timeout"
+
+
+def events(*documents: Any) -> bytes:
+    return b"".join(b"data: " + json.dumps(each, ensure_ascii=False).encode() + b"\n\n" for each in documents)
+
+
+def test_a_stream_yields_parts_and_the_reason_of_the_end(server: Server, client: sightline.Client) -> None:
+    line_break = "\u2028"  # no end of an event
+    token = {"index": 0, "rank": 0, "token": {"id": 1}, "text": f"Ein{line_break}"}
+    end = {"index": 0, "rank": 0, "finish_reason": "eos", "text": f"Ein{line_break}"}
+    server.answer(200, events(token, end) + b"data: [DONE]\n\n")
+    pieces = list(client.stream("A dog."))
+    assert [(piece.text, piece.finish_reason) for piece in pieces] == [(f"Ein{line_break}", None), ("", "eos")]
+    assert pieces[0].raw["token"] == {"id": 1}
+
+
+@pytest.mark.parametrize(
+    ("rest", "code"), [(b"event: error\n" + events(OVERLOADED), "overloaded"), (b"", "unreachable")]
+)
+def test_a_stream_that_breaks_off_fails(server: Server, client: sightline.Client, rest: bytes, code: str) -> None:
+    server.answer(200, events({"index": 0, "rank": 0, "text": "Ein"}) + rest)
+    stream = iter(client.stream("A dog."))
+    assert next(stream).text == "Ein"
+    with pytest.raises(sightline.SightlineError) as caught:
+        next(stream)
+    assert (caught.value.status, caught.value.code) == (None, code)
+
+
+def test_the_asynchronous_operations_run_together(server: Server, client: sightline.Client) -> None:
+    server.answer(200, TRANSLATED)
+
+    async def run() -> list[str]:
+        results = await asyncio.gather(*(client.aio.translate(f"Dog {number}.") for number in range(8)))
+        return [result.text for (result,) in results]
+
+    for _ in range(2):  # on two event loops
+        assert asyncio.run(run()) == ["Ein Hund."] * 8
+    assert len(server.requests) == 16
+
+
+def test_closing_ends_what_runs(server: Server) -> None:
+    server.answer(0, b"")
+    client = sightline.connect(server.url, timeout_s=None)
+    outcomes: list[str] = []
+
+    def translate() -> None:
+        try:
+            client.translate("A dog.")
+        except BaseException as error:
+            outcomes.append(type(error).__name__)
+
+    thread = threading.Thread(target=translate)
+    thread.start()
+    while not server.requests:
+        time.sleep(0.01)
+    client.close()
+    client.close()
+    thread.join(10)
+    assert outcomes == ["CancelledError"]
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        client.translate("A dog.")
+
+
+def test_a_stream_that_is_left_ends(server: Server, client: sightline.Client) -> None:
+    server.answer(200, events({"index": 0, "rank": 0, "text": "Ein"}), content_length="9999")
+    with contextlib.closing(iter(client.stream("A dog."))) as stream:  # type: ignore[type-var]
+        assert next(stream).text == "Ein"
+    server.answers.clear()
+    server.answer(200, TRANSLATED)
+    assert client.translate("A dog.")[0].text == "Ein Hund."
