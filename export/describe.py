@@ -45,6 +45,7 @@ from sightline.export.sources.training_run import TrainingRun
 from sightline.export.tokenizers import (
     TOKENIZER_CONFIG,
     ConvertedTokenizers,
+    TokenizerFiles,
     contradictions,
     firefox_tokenizer,
     read_or_convert_tokenizers,
@@ -53,7 +54,7 @@ from sightline.export.tokenizers import (
 from sightline.export.tokenizers.language_tokens import language_tag
 from sightline.export.writing import PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
 from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, RecurrentConfig, architecture_of
-from sightline.model.data.chat_format import CHAT_TEMPLATE, IM_END, IM_START
+from sightline.model.data.chat_template import CHAT_TEMPLATE, IM_END, IM_START
 from sightline.model.data.tokenizer_training import BOS, PAD, prompt_tokenizer
 
 if TYPE_CHECKING:
@@ -392,14 +393,8 @@ def _encoder_tokens(config: Config, tokenizer: Tokenizer) -> GenerationSettings:
 
 def _mask_id(folder: Folder, tokenizer: Tokenizer) -> int | None:
     """Return the id of the token that stands for one to predict, None if there is none."""
-    named = None
-    for file in (TOKENIZER_CONFIG, "special_tokens_map.json"):
-        named = named or (folder.json_object(f"{folder.module}{file}") or {}).get("mask_token")
-    if isinstance(named, dict):
-        named = named.get("content")
-    # The defaults of the tokenizers of these families.
-    names = [named] if isinstance(named, str) else ["[MASK]", "<mask>"]
-    special = special_ids(tokenizer)
+    named, special = TokenizerFiles(folder).special_token("mask_token"), special_ids(tokenizer)
+    names = [named] if named else ["[MASK]", "<mask>"]  # the defaults of the tokenizers of these families
     return next((special[name] for name in names if name in special), None)
 
 

@@ -3,7 +3,7 @@
 `sightline train` begins with a checkpoint (`--from`) or a tokenizer (`--tokenizer`) that others may
 have written. Before the training reads them, a child process with the limits of an import does. It
 describes a checkpoint as an import does, and writes what the training needs besides the weights
-(`sightline.model.data.pretrained`). The training itself has no limits.
+(`sightline.model.parts`). The training itself has no limits.
 """
 
 import dataclasses
@@ -24,10 +24,9 @@ from sightline.export.import_errors import ImportFailedError, one_line
 from sightline.export.limits import GGUF_GROWTH, begin_step, folder_bytes, out_of_memory, run_limited
 from sightline.export.sources.catalogue import located
 from sightline.export.sources.run_folder import TASKS
-from sightline.model.config import RELEVANCE, PretrainedConfig, PretrainedTask, model_config_to_json
-from sightline.model.data.pretrained import CONFIG, PRETRAINED, TOKENIZER, is_pretrained
+from sightline.model.config import RELEVANCE, PretrainedConfig, model_config_to_json
 from sightline.model.data.records import TaskName
-from sightline.model.parts import checkpoint_of
+from sightline.model.parts import CONFIG, PRETRAINED, TOKENIZER, checkpoint_of, is_pretrained
 
 _GENERATION, _TOKENIZER_CONFIG, _TEMPLATE = "generation_config.json", "tokenizer_config.json", "chat_template.jinja"
 _POOLING_MODES = {"mean": "mean", "first": "cls", "last": "lasttoken", "max": "max"}
@@ -118,7 +117,7 @@ def check(path: Path, parts: str = "", task: str = "", template: str = "null", l
 
 
 def write_parts(
-    path: Path, out: Path, task: PretrainedTask, template: str | None, pair: tuple[str, str] | None
+    path: Path, out: Path, task: TaskName, template: str | None, pair: tuple[str, str] | None
 ) -> PretrainedConfig:
     """Describe a checkpoint in the layout of Hugging Face, and write its files besides the weights
     to the folder `out`. Returns the configuration of its model.
@@ -291,9 +290,9 @@ def _with_end(
     """Let a generated text also end with the token that ends a reply in the chat template; add it
     to the `settings` of the generation.
     """
-    from sightline.model.data.chat_template import end_token
+    from sightline.model.data.chat_template import dialogue_encoder
 
-    end_id, fields = end_token(config, tokenizer), dict(config.fields)
+    end_id, fields = dialogue_encoder(config, tokenizer).end_token(), dict(config.fields)
     if end_id not in end_ids:
         fields["eos_token_id"] = [end_id, *end_ids]
         if settings:

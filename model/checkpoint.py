@@ -19,13 +19,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from sightline.base.errors import UsageError
-from sightline.model.architectures.factory import Model, TranslationModel, build_model
+from sightline.model.architectures.factory import build_model
 from sightline.model.architectures.pretrained import PretrainedModel
-from sightline.model.config import ArchitectureConfig, PretrainedConfig, architecture_of, model_config_to_json
-from sightline.model.data.pretrained import PRETRAINED
-from sightline.model.data.pretrained import WEIGHTS as PRETRAINED_WEIGHTS
-from sightline.model.parts import CONFIG, TOKENIZER, WEIGHTS, load_parts, weights_file
+from sightline.model.config import ArchitectureConfig, PretrainedConfig, model_config_to_json
+from sightline.model.parts import CONFIG, PRETRAINED, PRETRAINED_WEIGHTS, TOKENIZER, WEIGHTS, load_parts, weights_file
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -119,17 +116,7 @@ def _save_pretrained(
         save_tensors(folder / PRETRAINED_WEIGHTS, load_tensors(saved / PRETRAINED_WEIGHTS), facts)
 
 
-def load_checkpoint(folder: Path) -> tuple[TranslationModel, Tokenizer]:
-    """Load a translation model with `load_model`; raises `UsageError` for another model."""
-    model, tokenizer = load_model(folder)
-    if not isinstance(model, TranslationModel):
-        raise UsageError(
-            f"{folder} must be a translation model, but its architecture is {architecture_of(model.config)}"
-        )
-    return model, tokenizer
-
-
-def load_model(folder: Path) -> tuple[Model, Tokenizer]:
+def load_model(folder: Path) -> tuple[Any, Tokenizer]:
     """Load a model in evaluation mode on the CPU, and its tokenizer.
 
     Raises `FileNotFoundError` for a missing file, and `ValueError` for one that cannot be read, or

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_type_hints
 
 from annotated_types import Ge, Gt, Le
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+TaskName = Literal["translation", "classification", "language-model", "encoder", "reranking", "tagging"]
 Size: TypeAlias = Annotated[int, Ge(1), Le(2**20)]
 Count: TypeAlias = Annotated[int, Ge(1)]
 Limit: TypeAlias = Annotated[int, Ge(0)]  # 0 means no limit, or a default
@@ -275,7 +276,6 @@ class RecurrentConfig(ArchitectureConfig):
         return self.annotation_size if self.feeds_context else 0
 
 
-PretrainedTask = Literal["classification", "encoder", "language-model", "translation", "reranking", "tagging"]
 RELEVANCE = "relevance"  # label of a reranker
 Pooling = Literal["mean", "first", "last", "max"]
 
@@ -288,7 +288,7 @@ class PretrainedConfig(ArchitectureConfig):
     attention weights if the family has no other. It and the labels may then be changed.
     """
 
-    task: PretrainedTask = "encoder"
+    task: TaskName = "encoder"
     fields: dict[str, Any] = field(default_factory=dict)  # content of config.json
     # Of a classifier, or the only one of a reranker; before a training, empty if the checkpoint is
     # none.
@@ -325,19 +325,26 @@ def matrix_indices(sharing: str, layer: int) -> tuple[int, int]:
     return first, first + 1 if sharing == "headwise" else first
 
 
-MODELS: dict[str, type[ArchitectureConfig]] = {
-    "transformer": TransformerConfig,
-    "recurrent": RecurrentConfig,
-    "classifier": ClassifierConfig,
-    "tagger": TaggerConfig,
-    "causal": CausalConfig,
-    "encoder": EncoderConfig,
-    "pretrained": PretrainedConfig,
+# Architectures with their tasks; a third-party model has its own one.
+MODELS: Mapping[str, tuple[type[ArchitectureConfig], TaskName | None]] = {
+    "transformer": (TransformerConfig, "translation"),
+    "recurrent": (RecurrentConfig, "translation"),
+    "classifier": (ClassifierConfig, "classification"),
+    "tagger": (TaggerConfig, "tagging"),
+    "causal": (CausalConfig, "language-model"),
+    "encoder": (EncoderConfig, "encoder"),
+    "pretrained": (PretrainedConfig, None),
 }
+OWN_TASKS = tuple(dict.fromkeys(task for _, task in MODELS.values() if task is not None))
 
 
 def architecture_of(config: ArchitectureConfig) -> str:
-    return next(name for name, kind in MODELS.items() if type(config) is kind)
+    return next(name for name, (kind, _) in MODELS.items() if type(config) is kind)
+
+
+def task_of(config: ArchitectureConfig) -> TaskName:
+    own = MODELS[architecture_of(config)][1]
+    return own or cast(PretrainedConfig, config).task
 
 
 def model_config_to_json(config: ArchitectureConfig) -> str:
@@ -350,7 +357,7 @@ def read_model_config(path: Path) -> ArchitectureConfig:
     architecture = fields.pop("architecture", "transformer")  # older checkpoints have no such field
     if architecture not in MODELS:
         raise ValueError(f"{path}: architecture must be one of {', '.join(MODELS)}, got {architecture}")
-    kind = MODELS[architecture]
+    kind, _ = MODELS[architecture]
     if unknown := fields.keys() - {known.name for known in dataclasses.fields(kind)}:
         raise ValueError(
             f"{path} has unknown fields: {', '.join(sorted(unknown))}; remove them, or use the version of Sightline "

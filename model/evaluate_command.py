@@ -10,24 +10,23 @@ from typing import Any
 from sightline.base.errors import UsageError
 from sightline.model.architectures.factory import TranslationModel
 from sightline.model.checkpoint import load_metadata, load_model, replace_text
-from sightline.model.config import ArchitectureConfig, PretrainedConfig, architecture_of, read_fields, to_json
+from sightline.model.config import read_fields, task_of, to_json
 from sightline.model.data.corpus import Split, open_corpus, open_held_out
 from sightline.model.data.formats import PAIR_TASKS, READING_OPTIONS, Reading
-from sightline.model.data.records import TASK_NAMES, TaskName
 from sightline.model.evaluation.bleu import read_test_set, tokenised_path
 from sightline.model.evaluation.defaults import TEST_SPLIT, VALIDATION_SPLIT, EvaluateOptions
 from sightline.model.evaluation.evaluate import evaluate_model, evaluate_search, report_lines
 from sightline.model.evaluation.result import Evaluation, worst_rows
 from sightline.model.parts import AVERAGED, BEST, checkpoint_of, weights_file
-from sightline.model.training.start import TASK_ARCHITECTURES
 
 
 def evaluate(options: EvaluateOptions) -> None:
     """Print the metrics of a checkpoint on held-out data, and write them."""
-    run, checkpoint = _run_and_checkpoint(options.checkpoint)
+    checkpoint = checkpoint_of(options.checkpoint)
+    run = checkpoint.parent if checkpoint.name in (AVERAGED, BEST) else options.checkpoint
     record = read_fields(run / "record.json") if (run / "record.json").is_file() else {}
     model, tokenizer = load_model(checkpoint)
-    task = _task_of(model.config)
+    task = task_of(model.config)
     if options.data is None and "data_path" not in record:
         raise UsageError(f"{run} does not record which data it was trained on; name a file or folder as DATA")
     data, split = options.data or Path(record["data_path"]), options.split
@@ -35,8 +34,7 @@ def evaluate(options: EvaluateOptions) -> None:
     names = {name: getattr(options, name) or stored.get(name) for name in READING_OPTIONS}
     source, target = names["source"] or "en", names["target"] or "de"
     search = (options.num_beams, options.length_penalty)
-    if isinstance(model, TranslationModel) and (split is not None or _has_named_split(data, source)):
-        split = split or _default_split(data, source, target)
+    if isinstance(model, TranslationModel) and (split := split or _named_split(data, source, target)):
         test_set, evaluated = read_test_set(data, split, source, target, options.limit), f"{data / split}.{source}"
         evaluation = evaluate_search(model, tokenizer, test_set, target, *search)
         if test_set.tokenised_references is None:
@@ -95,43 +93,25 @@ def _held_out(record: Mapping[str, Any], data: Path, reading: Reading) -> Split:
     return corpus.dev if corpus.test is None else corpus.test
 
 
-def _run_and_checkpoint(path: Path) -> tuple[Path, Path]:
-    """Return the folder of a run and its averaged checkpoint, or that which the path names."""
-    checkpoint = checkpoint_of(path)
-    return (checkpoint.parent if checkpoint.name in (AVERAGED, BEST) else path), checkpoint
-
-
-def _task_of(config: ArchitectureConfig) -> TaskName:
-    """Return the task of a model."""
-    if isinstance(config, PretrainedConfig):
-        return config.task
-    return next(task for task in TASK_NAMES if architecture_of(config) in TASK_ARCHITECTURES[task])
-
-
-def _has_named_split(data: Path, source: str) -> bool:
-    """Return True if a folder has files named as in Multi30k, and no test files of its own."""
+def _named_split(data: Path, source: str, target: str) -> str | None:
+    """Return the test split of Multi30k in a folder, or else the validation split; None for a
+    folder of other files. Raises `FileNotFoundError` if it has only one side of pairs, or nothing.
+    """
     if not data.is_dir() or any(data.glob("test.*")):
-        return False
-    names = (TEST_SPLIT, VALIDATION_SPLIT)
-    return any((data / f"{name}.{source}").is_file() for name in names) or not any(data.iterdir())
-
-
-def _default_split(data: Path, source: str, target: str) -> str:
-    """Return the test split of Multi30k if the folder has it, otherwise the validation split."""
-    missing = list[Path]()
-    for split in (TEST_SPLIT, VALIDATION_SPLIT):
-        absent = [path for path in (data / f"{split}.{source}", data / f"{split}.{target}") if not path.is_file()]
-        if not absent:
-            if missing:
-                print(
-                    f"note: evaluating on {split}, which also decided when training stopped, because {missing[0]} is "
-                    "missing; name a test set with --split",
-                    file=sys.stderr,
-                )
-            return split
-        missing += absent
-    raise FileNotFoundError(
-        f"no test set: missing {', '.join(map(str, missing))}; add SPLIT.{source} and SPLIT.{target} with one sentence "
-        "per line to the folder and name them with --split SPLIT "
-        "(make evaluate ARGS='--split SPLIT'), or change --source and --target"
-    )
+        return None
+    splits = {name: (data / f"{name}.{source}", data / f"{name}.{target}") for name in (TEST_SPLIT, VALIDATION_SPLIT)}
+    missing = [path for sides in splits.values() for path in sides if not path.is_file()]
+    found = next((name for name, sides in splits.items() if not {*sides} & {*missing}), None)
+    if found == VALIDATION_SPLIT:
+        print(
+            f"note: evaluating on {found}, which also decided when training stopped, because {missing[0]} is missing; "
+            "name a test set with --split",
+            file=sys.stderr,
+        )
+    if found is None and (any(sides[0].is_file() for sides in splits.values()) or not any(data.iterdir())):
+        raise FileNotFoundError(
+            f"no test set: missing {', '.join(map(str, missing))}; add SPLIT.{source} and SPLIT.{target} with one "
+            "sentence per line to the folder and name them with --split SPLIT "
+            "(make evaluate ARGS='--split SPLIT'), or change --source and --target"
+        )
+    return found

@@ -1,23 +1,40 @@
-"""Configuration and tokenizer of a checkpoint, which can be read without PyTorch."""
+"""Files of checkpoints, and their configuration and tokenizer, which can be read without PyTorch.
 
+The export reads a checkpoint that others wrote as an import does, and writes a folder for the
+training (`sightline.export.training_check`):
+
+    config.json       configuration of the model, of this project
+    tokenizer.json    tokenizer of sources
+    pretrained/       files of the checkpoint besides the weights
+
+A run keeps these files. Its checkpoints have the layout of Hugging Face.
+"""
+
+import json
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from sightline.model.config import ArchitectureConfig, PretrainedConfig, read_model_config
-from sightline.model.data import pretrained
-from sightline.model.data.pretrained import CONFIG as CONFIG
-from sightline.model.data.pretrained import TOKENIZER as TOKENIZER
-from sightline.model.data.pretrained import is_pretrained
 from sightline.model.data.tokenizer_training import check_tokenizer, read_tokenizer
 
-WEIGHTS = "weights.safetensors"
+CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "weights.safetensors"
+PRETRAINED_WEIGHTS = "model.safetensors"
 AVERAGED, BEST = "averaged", "best"  # folders of the checkpoints of a run
+PRETRAINED = "pretrained"  # folder in that of a run
+
+
+def is_pretrained(folder: Path) -> bool:
+    """Return True for a folder in the layout of Hugging Face."""
+    try:
+        return "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def weights_file(folder: Path) -> Path:
     """Return the path of the weights of a checkpoint of Sightline or of Hugging Face."""
-    return folder / (pretrained.WEIGHTS if is_pretrained(folder) else WEIGHTS)
+    return folder / (PRETRAINED_WEIGHTS if is_pretrained(folder) else WEIGHTS)
 
 
 def checkpoint_of(path: Path) -> Path:

@@ -33,19 +33,18 @@ from sightline.model.config import (
     read_model_config,
 )
 from sightline.model.data.alignments import read_links
-from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
-from sightline.model.data.chat_template import encode_records
+from sightline.model.data.chat_template import CHAT_TEMPLATE, CHAT_TOKENS
 from sightline.model.data.corpus import open_corpus
 from sightline.model.data.encoding import encode
 from sightline.model.data.facts import CONTRADICTIONS, MAX_LISTED_TEXTS, Facts, check_corpus, summary
 from sightline.model.data.formats import READING_OPTIONS, Reading
 from sightline.model.data.learnt_texts import learnt_texts, read_texts
-from sightline.model.data.preparation import Prepared, check_space, prepare
-from sightline.model.data.pretrained import PRETRAINED, encode_pairs
+from sightline.model.data.preparation import Prepared, prepare
 from sightline.model.data.records import TaskName
 from sightline.model.data.similar_texts import encode_reranking, encode_similar
 from sightline.model.data.teaching import with_teacher
 from sightline.model.data.tokenizer_training import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
+from sightline.model.parts import PRETRAINED
 from sightline.model.precision import default_device
 from sightline.model.training.classification import CLASSIFICATION, TAGGING, class_weights, label_loss
 from sightline.model.training.folder import RunFolder, locked
@@ -63,7 +62,7 @@ from sightline.model.training.options import (
 )
 from sightline.model.training.recipe import Recipe, choose, choose_vocabulary, num_characters
 from sightline.model.training.similarity import ENCODER, RERANKING
-from sightline.model.training.start import start_from, start_from_pretrained
+from sightline.model.training.start import start_from
 from sightline.model.training.task import Task
 from sightline.model.training.trainer import Trainer
 from sightline.model.training.translation import TRANSLATION
@@ -76,7 +75,7 @@ CheckTokenizer: TypeAlias = Callable[[Path], None]
 # Reads the checkpoint of `--from` for a task, with the chat template for a checkpoint that has none
 # if the data have dialogues, and the languages of a translation. Yields the folder of the weights,
 # and for a checkpoint that others wrote one with its other files, see
-# `sightline.model.data.pretrained`.
+# `sightline.model.parts`.
 ReadCheckpoint: TypeAlias = Callable[
     [str, TaskName, str | None, tuple[str, str] | None], AbstractContextManager[tuple[Path, Path | None]]
 ]
@@ -246,10 +245,7 @@ class _Preparation:
             if self.values.get(name, "") not in ("", AUTO, "transformer"):
                 raise UsageError(f"{flag_name(name)} cannot be combined with --from, which determines it; omit it")
         labels, name = self.facts.outputs, self.options.from_
-        if parts is None:
-            start = start_from(folder, self.task, labels)
-        else:
-            start = start_from_pretrained(folder, parts, labels, multi_label=self.values.get("multi_label", False))
+        start = start_from(folder, self.task, labels, parts, multi_label=self.values.get("multi_label", False))
         config = start.config
         if isinstance(config, TransformerConfig):
             config = dataclasses.replace(config, guided_alignment=False)  # unless this run guides it again
@@ -304,18 +300,15 @@ class _Preparation:
 
     def _encode(self, tokenizer: Tokenizer, records: Sequence[Any], max_length_tokens: int) -> list[Any]:
         """Encode records for a model of this project, or for a third-party one."""
-        facts, model = self.facts, self.model
+        facts = self.facts
         try:
             if self.task == "encoder":
                 return encode_similar(tokenizer, records, facts.score_limits)
             if self.task == "reranking":
                 return encode_reranking(tokenizer, records, facts.score_limits, max_length_tokens)
-            if isinstance(model, PretrainedConfig) and model.task == "language-model":
-                encoded = encode_records(model, tokenizer, records, max_length_tokens)
-                return [example for parts in encoded for example in parts]
-            if isinstance(model, PretrainedConfig) and model.task == "translation":
-                return encode_pairs(model, tokenizer, records)
-            return encode(tokenizer, records, labels=facts.outputs, max_length_tokens=max_length_tokens)
+            return encode(
+                tokenizer, records, model=self.model, labels=facts.outputs, max_length_tokens=max_length_tokens
+            )
         except BaseException as error:
             if type(error) is not Exception and type(error).__name__ != "PanicException":
                 raise
@@ -357,7 +350,12 @@ class _Preparation:
         kept = recipe.config.average_last + 3  # of the last epochs and the next, averaged and best
         present = sum(path.stat().st_size for path in self.folder.path.rglob("*.safetensors"))
         needed = parameters * (2 * BYTES_OF_STATE + kept * BYTES_OF_WEIGHT) - present
-        check_space(self.folder.path, max(needed, parameters * (BYTES_OF_STATE + BYTES_OF_WEIGHT)))
+        needed = max(needed, parameters * (BYTES_OF_STATE + BYTES_OF_WEIGHT))
+        if (free := shutil.disk_usage(self.folder.path).free) < needed:
+            raise UsageError(
+                f"the disk of {self.folder} has {free / 2**20:,.0f} MiB free, but new checkpoints need "
+                f"{needed / 2**20:,.0f} MiB; remove files, or choose another folder for the run"
+            )
 
     def _details(self, prepared: Prepared) -> dict[str, Any]:
         """Return facts for the record of the run that no other file of the run has."""

@@ -43,7 +43,13 @@ def check_serving(folder: Path, manifest: Manifest) -> None:
         check_texts(tokenizer, size)
         if file == manifest.source_tokenizer:
             _check_length(manifest, tokenizer)
-    _check_ids(manifest)
+    for key, ids, size in _ids(manifest):
+        outside = max(ids, default=0)
+        if outside >= size:
+            raise ImportFailedError(
+                f"{key} is {outside}, but the model has only {size} tokens; correct it in generation_config.json or "
+                "config.json, or use the files of this checkpoint alone"
+            )
 
 
 def read_served_tokenizer(file: Path) -> TextTokenizer:
@@ -77,19 +83,10 @@ def check_texts(tokenizer: TextTokenizer, size: int) -> None:
             )
 
 
-def _check_ids(manifest: Manifest) -> None:
-    """Check that all ids of the manifest are in the vocabulary of the graph that reads them."""
-    for key, ids, size in _ids(manifest):
-        outside = max(ids, default=0)
-        if outside >= size:
-            raise ImportFailedError(
-                f"{key} is {outside}, but the model has only {size} tokens; correct it in generation_config.json or "
-                "config.json, or use the files of this checkpoint alone"
-            )
-
-
 def _ids(manifest: Manifest) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Yield the name, the ids and the size of the vocabulary of each setting with ids."""
+    """Yield the name, the ids and the size of the vocabulary of each setting with ids, which the
+    graph that reads them must have.
+    """
     tokens, target = manifest.tokens, manifest.limits.vocabulary
     source = manifest.limits.source_vocabulary or target
     yield "pad_token_id", (tokens.pad_id,), min(source, target)

@@ -455,21 +455,21 @@ def _modernbert_modules(model: Description, tensors: Tensors) -> Mapping[str, So
 
 
 # Patterns of tensors: numbers of positions, which old versions stored, and heads of pre-training.
-_STORED_POSITIONS = ("*embeddings.position_ids", "*embeddings.token_type_ids")
+_UNUSED = ("*embeddings.position_ids", "*embeddings.token_type_ids", "*pooler.*")
 
 BERT = Family(
     "bert",
     classes_of("Bert", "ForPreTraining"),
     _bert,
     partial(_bert_modules, "bert.", _BERT_HEAD),
-    (*_STORED_POSITIONS, "pooler.*", "bert.pooler.*", "cls.*"),
+    (*_UNUSED, "cls.*"),
 )
 ROBERTA = Family(
     "roberta",
     classes_of("Roberta"),
     partial(_roberta, "roberta"),
     partial(_bert_modules, "roberta.", _ROBERTA_HEAD),
-    (*_STORED_POSITIONS, "pooler.*", "roberta.pooler.*", "lm_head.*"),
+    (*_UNUSED, "lm_head.*"),
 )
 XLM_ROBERTA = replace(
     ROBERTA, name="xlm-roberta", architectures=classes_of("XLMRoberta"), describe=partial(_roberta, "xlm-roberta")
@@ -482,32 +482,18 @@ ELECTRA = Family(
     classes_of("Electra", "ForPreTraining"),
     _electra,
     partial(_bert_modules, "electra.", _ELECTRA_HEAD),
-    (*_STORED_POSITIONS, "generator_*", "discriminator_predictions.*"),
+    (*_UNUSED, "generator_*", "discriminator_predictions.*"),
 )
-MPNET = Family(
-    "mpnet",
-    classes_of("MPNet"),
-    _mpnet,
-    _mpnet_modules,
-    (*_STORED_POSITIONS, "pooler.*", "mpnet.pooler.*", "lm_head.*"),
-)
+MPNET = Family("mpnet", classes_of("MPNet"), _mpnet, _mpnet_modules, (*_UNUSED, "lm_head.*"))
 # `model_type` is that of BERT.
-JINA_BERT = Family(
-    "jina_bert",
-    ("JinaBertModel", "JinaBertForMaskedLM"),
-    _jina,
-    _jina_modules,
-    ("*embeddings.position_ids", "pooler.*", "bert.pooler.*", "cls.*"),
-)
-DISTILBERT = Family(
-    "distilbert", classes_of("DistilBert"), _distilbert, _distilbert_modules, (*_STORED_POSITIONS, "vocab_*")
-)
+JINA_BERT = Family("jina_bert", ("JinaBertModel", "JinaBertForMaskedLM"), _jina, _jina_modules, (*_UNUSED, "cls.*"))
+DISTILBERT = Family("distilbert", classes_of("DistilBert"), _distilbert, _distilbert_modules, (*_UNUSED, "vocab_*"))
 ALBERT = Family(
     "albert",
     classes_of("Albert", "ForPreTraining"),
     _albert,
     _albert_modules,
-    (*_STORED_POSITIONS, "pooler.*", "albert.pooler.*", "predictions.*", "sop_classifier.*"),
+    (*_UNUSED, "predictions.*", "sop_classifier.*"),
 )
 MODERNBERT = Family("modernbert", classes_of("ModernBert"), _modernbert, _modernbert_modules, ("head.*", "decoder.*"))
 

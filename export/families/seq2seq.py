@@ -5,7 +5,7 @@ T5 and mT5 have a class for the encoder alone, too.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -89,21 +89,15 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
         )
 
     source = vocabulary = config.integer("vocab_size")
+    model = Description(variant.family, vocabulary, config.integer("max_position_embeddings"), stack("encoder"))
     if next(iter(config.get("architectures", None) or ()), "").endswith("ForSequenceClassification"):
         start, end = (
             config.integer(f"{key}_token_id", default, least=0, most=vocabulary - 1)
             for key, default in (("decoder_start", _BART_END), ("eos", _BART_END))
         )
         labels = label_names(config)
-        return Description(
-            variant.family,
-            vocabulary,
-            config.integer("max_position_embeddings"),
-            stack("encoder"),
-            head=Head("end", label_kind(config, len(labels)), "tanh"),
-            reader=Reader(stack("decoder"), start, end),
-            labels=labels,
-        )
+        head = Head("end", label_kind(config, len(labels)), "tanh")
+        return replace(model, head=head, reader=Reader(stack("decoder"), start, end), labels=labels)
     if variant.family == "marian":
         vocabulary = config.integer("decoder_vocab_size", source)
         if not config.boolean("share_encoder_decoder_embeddings", True) and "model.shared.weight" in tensors.names:
@@ -111,14 +105,8 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
                 "the checkpoint has a tensor 'model.shared.weight', but share_encoder_decoder_embeddings in "
                 "config.json is false; correct the one that is wrong"
             )
-    return Description(
-        variant.family,
-        vocabulary,
-        config.integer("max_position_embeddings"),
-        stack("encoder"),
-        stack("decoder"),
-        source_vocabulary=None if source == vocabulary else source,
-    )
+    source_vocabulary = None if source == vocabulary else source
+    return replace(model, vocabulary=vocabulary, source_vocabulary=source_vocabulary, decoder=stack("decoder"))
 
 
 def _modules(variant: _Variant, model: Description, tensors: Tensors) -> Mapping[str, Source]:

@@ -71,7 +71,7 @@ def read_or_convert_tokenizers(folder: Files) -> ConvertedTokenizers:
     tokenizers of multilingual models add only the end token. Marian always has two other files.
     """
     with _library_errors(f"{TOKENIZER} or other files of the tokenizer"):
-        tokenizers = _read_or_convert(_TokenizerFiles(folder))
+        tokenizers = _read_or_convert(TokenizerFiles(folder))
         for tokenizer in (tokenizers.source, tokenizers.target):
             _try(tokenizer)
     return tokenizers
@@ -97,7 +97,7 @@ def _try(tokenizer: Tokenizer) -> None:
         tokenizer.encode("", pair)  # panics if the template has wrong names
 
 
-def _read_or_convert(reader: "_TokenizerFiles") -> ConvertedTokenizers:
+def _read_or_convert(reader: "TokenizerFiles") -> ConvertedTokenizers:
     if reader.model_type == "marian":
         return _convert_marian(reader)
     data = reader.data(TOKENIZER)
@@ -137,7 +137,7 @@ def firefox_tokenizer(data: bytes, file: str) -> Tokenizer:
     return tokenizer
 
 
-class _TokenizerFiles:
+class TokenizerFiles:
     """Access to the files of the folder with the Transformer."""
 
     def __init__(self, folder: Files) -> None:
@@ -181,17 +181,12 @@ class _TokenizerFiles:
     def sentencepiece(self, name: str) -> SentencePieceModel:
         return read_sentencepiece(self.required(name), name)
 
-    def flag(self, key: str, default: bool) -> bool:
-        """Return an option of tokenizer_config.json."""
+    def option(self, key: str, default: Any) -> Any:
+        """Return an option of tokenizer_config.json, which has the type of its default."""
         value = default if self.config.get(key) is None else self.config[key]
-        if not isinstance(value, bool):
-            raise ImportFailedError(f"{TOKENIZER_CONFIG}: {key} must be true or false")
-        return value
-
-    def number(self, key: str, default: int) -> int:
-        value = default if self.config.get(key) is None else self.config[key]
-        if not isinstance(value, int) or not 0 <= value <= 1000:
-            raise ImportFailedError(f"{TOKENIZER_CONFIG}: {key} must be an integer from 0 to 1000")
+        if type(value) is not type(default) or not 0 <= value <= 1000:
+            kind = "true or false" if isinstance(default, bool) else "an integer from 0 to 1000"
+            raise ImportFailedError(f"{TOKENIZER_CONFIG}: {key} must be {kind}")
         return value
 
     def special_token(self, key: str, default: str | None = None) -> str | None:
@@ -231,7 +226,7 @@ def contradictions(folder: Files, tokenizer: Tokenizer, ids: Mapping[str, Collec
     `ids` has special tokens by their keys, such as `eos_token`, as the configurations name them. A
     token to which tokenizer_config.json gives another id is an `ImportFailedError`.
     """
-    reader, notes = _TokenizerFiles(folder), list[str]()
+    reader, notes = TokenizerFiles(folder), list[str]()
     for key, expected in ids.items():
         named = reader.special_token(key)
         if named and expected and (own := tokenizer.token_to_id(named)) not in (None, *expected):
@@ -298,7 +293,7 @@ def _with_template(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
     return tokenizer
 
 
-def _add_tokens(tokenizer: Tokenizer, reader: _TokenizerFiles) -> None:
+def _add_tokens(tokenizer: Tokenizer, reader: TokenizerFiles) -> None:
     """Add the tokens that have ids after those of the vocabulary; another id is an error.
 
     They are those of added_tokens.json, and of `added_tokens_decoder` in tokenizer_config.json,
@@ -325,7 +320,7 @@ def _add_tokens(tokenizer: Tokenizer, reader: _TokenizerFiles) -> None:
             )
 
 
-def _described_tokens(reader: _TokenizerFiles) -> list[tuple[int, AddedToken]]:
+def _described_tokens(reader: TokenizerFiles) -> list[tuple[int, AddedToken]]:
     """Return the ids and tokens of `added_tokens_decoder`."""
     entries = reader.config.get("added_tokens_decoder") or {}
     options = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -343,46 +338,46 @@ def _described_tokens(reader: _TokenizerFiles) -> list[tuple[int, AddedToken]]:
 # Conversions by model type
 
 
-def _convert_bert(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_bert(reader: TokenizerFiles) -> Tokenizer:
     return _with_template(_word_pieces(reader, ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]), *BERT)
 
 
-def _convert_mpnet(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_mpnet(reader: TokenizerFiles) -> Tokenizer:
     return _with_template(_word_pieces(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"]), *ROBERTA)
 
 
-def _word_pieces(reader: _TokenizerFiles, special: Sequence[str]) -> Tokenizer:
+def _word_pieces(reader: TokenizerFiles, special: Sequence[str]) -> Tokenizer:
     lines = [line.rstrip("\r") for line in reader.lines("vocab.txt").removesuffix("\n").split("\n")]
     accents = reader.config.get("strip_accents")
     return convert_word_pieces(
         lines,
         special,
-        lowercase=reader.flag("do_lower_case", True),
-        strip_accents=None if accents is None else reader.flag("strip_accents", False),
-        split_chinese=reader.flag("tokenize_chinese_chars", True),
+        lowercase=reader.option("do_lower_case", True),
+        strip_accents=None if accents is None else reader.option("strip_accents", False),
+        split_chinese=reader.option("tokenize_chinese_chars", True),
     )
 
 
-def _byte_level(reader: _TokenizerFiles, special: Sequence[str]) -> Tokenizer:
+def _byte_level(reader: TokenizerFiles, special: Sequence[str]) -> Tokenizer:
     return convert_byte_level(
         reader.vocabulary("vocab.json"),
         reader.lines("merges.txt"),
         special,
-        add_prefix_space=reader.flag("add_prefix_space", False),
+        add_prefix_space=reader.option("add_prefix_space", False),
     )
 
 
-def _convert_roberta(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_roberta(reader: TokenizerFiles) -> Tokenizer:
     return _with_template(_byte_level(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"]), *ROBERTA)
 
 
-def _convert_gpt2(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_gpt2(reader: TokenizerFiles) -> Tokenizer:
     """Convert the vocabulary of GPT-2 or OPT, whose texts can start and end with special tokens."""
     text_end = "<|endoftext|>"
     begin, end, unknown = (reader.special_token(key, text_end) for key in ("bos_token", "eos_token", "unk_token"))
     names = [begin, end, unknown, reader.special_token("pad_token")]
     tokenizer = _byte_level(reader, [name for name in names if name is not None])
-    is_begun, is_ended = reader.flag("add_bos_token", False), reader.flag("add_eos_token", False)
+    is_begun, is_ended = reader.option("add_bos_token", False), reader.option("add_eos_token", False)
     return _with_bounds(tokenizer, begin if is_begun else None, end if is_ended else None)
 
 
@@ -392,55 +387,55 @@ def _with_bounds(tokenizer: Tokenizer, begin: str | None, end: str | None) -> To
     return tokenizer if text == "$A" else _with_template(tokenizer, text, f"{text} {text.replace('$A', '$B')}")
 
 
-def _convert_qwen(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_qwen(reader: TokenizerFiles) -> Tokenizer:
     vocabulary, merges = reader.vocabulary("vocab.json"), reader.lines("merges.txt")
     return convert_byte_level(vocabulary, merges, ["<|endoftext|>"], words=QWEN_WORDS)
 
 
-def _convert_t5(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_t5(reader: TokenizerFiles) -> Tokenizer:
     """Convert the model of T5, whose last ids are `<extra_id_99>` to `<extra_id_0>`."""
     model = reader.sentencepiece("spiece.model")
-    count = reader.number("extra_ids", 100 if reader.model_type == "t5" else 0)
+    count = reader.option("extra_ids", 100 if reader.model_type == "t5" else 0)
     extra = [f"<extra_id_{index}>" for index in reversed(range(count))]
     tokenizer = convert_sentencepiece(model, _extended(model.ids, extra), special=["<pad>", END, *extra])
     return _with_template(tokenizer, f"$A {END}", f"$A {END} $B {END}")
 
 
-def _convert_albert(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_albert(reader: TokenizerFiles) -> Tokenizer:
     model = reader.sentencepiece("spiece.model")
     prefix: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    if not reader.flag("keep_accents", False):
+    if not reader.option("keep_accents", False):
         prefix += [normalizers.NFKD(), normalizers.StripAccents()]
-    if reader.flag("do_lower_case", True):
+    if reader.option("do_lower_case", True):
         prefix.append(normalizers.Lowercase())
     special = ["[CLS]", "[SEP]", "<pad>", "[MASK]"]
     tokenizer = convert_sentencepiece(model, special=special, prefix=prefix)
     return _with_template(tokenizer, *BERT)
 
 
-def _convert_deberta(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_deberta(reader: TokenizerFiles) -> Tokenizer:
     """Convert the model of DeBERTa, whose mask has the id after the pieces.
 
     The model's own rules normalize a text, as in the training and in each tokenizer.json of
     transformers 4. Version 5 ignores the rules, and composes characters (NFC). Texts that are split
     at punctuation, as no known model does, are refused.
     """
-    if reader.flag("split_by_punct", False):
+    if reader.option("split_by_punct", False):
         raise ImportFailedError(
             f"{TOKENIZER_CONFIG}: split_by_punct true is not supported without {TOKENIZER}; save the tokenizer with "
             "transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
     model = reader.sentencepiece("spm.model")
-    prefix = [normalizers.Lowercase()] if reader.flag("do_lower_case", False) else []
+    prefix = [normalizers.Lowercase()] if reader.option("do_lower_case", False) else []
     special = ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = convert_sentencepiece(model, _extended(model.ids, ["[MASK]"]), special=special, prefix=prefix)
     return _with_template(tokenizer, *BERT)
 
 
-def _convert_pegasus(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_pegasus(reader: TokenizerFiles) -> Tokenizer:
     """Convert the model of Pegasus, whose ids are shifted for masks and unused tokens."""
     model = reader.sentencepiece("spiece.model")
-    offset = reader.number("offset", 103)
+    offset = reader.option("offset", 103)
     first = ["<pad>", END, "<mask_1>", "<mask_2>", *(f"<unk_{index}>" for index in range(2, offset))]
     normal = [piece.text for piece in model.pieces if piece.kind not in (PieceKind.CONTROL, PieceKind.UNKNOWN)]
     ids = _extended({}, [*first, model.unknown, *normal])
@@ -450,26 +445,26 @@ def _convert_pegasus(reader: _TokenizerFiles) -> Tokenizer:
     return _with_template(tokenizer, *ENDED)
 
 
-def _convert_llama(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_llama(reader: TokenizerFiles) -> Tokenizer:
     tokenizer = convert_sentencepiece(reader.sentencepiece("tokenizer.model"))
-    begin = "<s>" if reader.flag("add_bos_token", True) else None
-    end = END if reader.flag("add_eos_token", False) else None
+    begin = "<s>" if reader.option("add_bos_token", True) else None
+    end = END if reader.option("add_eos_token", False) else None
     return _with_bounds(tokenizer, begin, end)
 
 
-def _convert_xlm_roberta(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_xlm_roberta(reader: TokenizerFiles) -> Tokenizer:
     model = reader.sentencepiece("sentencepiece.bpe.model")
     tokenizer = convert_sentencepiece(model, _fairseq_ids(model, []), special=["<pad>", "<mask>"])
     return _with_template(tokenizer, *ROBERTA)
 
 
-def _convert_mbart(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_mbart(reader: TokenizerFiles) -> Tokenizer:
     is_50 = reader.config.get("tokenizer_class") in ("MBart50Tokenizer", "MBart50TokenizerFast")
     listed = language_tokens(reader.additional_special_tokens())
     return _fairseq(reader, listed or (MBART_50 if is_50 else MBART))
 
 
-def _convert_m2m(reader: _TokenizerFiles) -> Tokenizer:
+def _convert_m2m(reader: TokenizerFiles) -> Tokenizer:
     """Convert the model of NLLB, or that of M2M100, whose ids are in vocab.json."""
     if reader.data("vocab.json") is None:
         languages = language_tokens(reader.additional_special_tokens())
@@ -489,7 +484,7 @@ def _convert_m2m(reader: _TokenizerFiles) -> Tokenizer:
     return _with_template(tokenizer, *ENDED)
 
 
-def _fairseq(reader: _TokenizerFiles, languages: Sequence[str]) -> Tokenizer:
+def _fairseq(reader: TokenizerFiles, languages: Sequence[str]) -> Tokenizer:
     model = reader.sentencepiece("sentencepiece.bpe.model")
     special = ["<pad>", *languages, "<mask>"]
     return _with_template(convert_sentencepiece(model, _fairseq_ids(model, languages), special=special), *ENDED)
@@ -502,7 +497,7 @@ def _fairseq_ids(model: SentencePieceModel, languages: Sequence[str]) -> dict[st
     return _extended({}, [*special, *pieces, *languages, "<mask>"])
 
 
-def _convert_marian(reader: _TokenizerFiles) -> ConvertedTokenizers:
+def _convert_marian(reader: TokenizerFiles) -> ConvertedTokenizers:
     """Convert the two models of Marian.
 
     The ids of both are in vocab.json, which can have pieces of both languages. The target has its
@@ -534,7 +529,7 @@ def _extended(ids: Mapping[str, int], tokens: Sequence[str]) -> dict[str, int]:
     return extended
 
 
-CONVERSIONS: dict[str, Callable[[_TokenizerFiles], Tokenizer]] = {
+CONVERSIONS: dict[str, Callable[[TokenizerFiles], Tokenizer]] = {
     "albert": _convert_albert,
     "bart": _convert_roberta,
     "bert": _convert_bert,

@@ -17,7 +17,7 @@ from lab.study.served import INPUTS_PER_CALL, Served, served_models
 from sightline.base.text.words import Word, words_of
 from sightline.model.data.text import read_lines
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.evaluation.share import Share
+from sightline.model.evaluation.result import Share
 
 NAME = "context"
 SENTENCES = 50

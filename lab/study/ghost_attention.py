@@ -28,7 +28,7 @@ from lab.zoo.dialogues import CHAT, CONDITIONS, draw_parts
 from lab.zoo.instructions import KINDS, Kind
 from lab.zoo.recall import MAX_ANSWER_TOKENS, SEED, Script
 from lab.zoo.systems import bundle_name
-from sightline.model.evaluation.share import Z_95
+from sightline.model.evaluation.result import Z_95
 
 NAME = "ghost-attention"
 PARAMETERS = {"max_new_tokens": MAX_ANSWER_TOKENS}

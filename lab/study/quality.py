@@ -18,7 +18,7 @@ from sightline.model.data.formats import Reading
 from sightline.model.data.records import LabelledRecord
 from sightline.model.evaluation.bleu import read_test_set, score
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.evaluation.share import Share
+from sightline.model.evaluation.result import Share
 from sightline.service.discovery import find_bundles
 
 NAME = "quality"

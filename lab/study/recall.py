@@ -19,7 +19,7 @@ from lab.zoo.instructions import KINDS, QUESTIONS
 from lab.zoo.recall import MAX_ANSWER_TOKENS, SEED, TURNS, Answer, recall
 from lab.zoo.systems import bundle_name
 from sightline.base.bundle import MANIFEST
-from sightline.model.evaluation.share import Share
+from sightline.model.evaluation.result import Share
 
 NAME = "recall"
 UNSEEN = "unseen values"

@@ -22,7 +22,7 @@ from sightline.model.checkpoint import load_metadata, load_model
 from sightline.model.config import architecture_of
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines, prompt_tokenizer
 from sightline.model.decoding import continue_greedily, one_thread
-from sightline.model.evaluation.share import Share
+from sightline.model.evaluation.result import Share
 from sightline.model.parts import WEIGHTS
 
 MAX_ANSWER_TOKENS = 32

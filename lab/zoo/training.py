@@ -18,7 +18,7 @@ from lab.zoo.hard_attention import TRANSLATION
 from lab.zoo.recall import NUM_DIALOGUES, SEED, TURNS, recall_report
 from lab.zoo.systems import GROUPS, PLAN, SYSTEMS, System
 from sightline.base.errors import Interrupted, UsageError
-from sightline.model.checkpoint import load_checkpoint, load_metadata, load_model
+from sightline.model.checkpoint import load_metadata, load_model
 from sightline.model.config import SPECIAL_IDS, ArchitectureConfig
 from sightline.model.data.corpus import open_held_out
 from sightline.model.data.formats import Reading
@@ -232,7 +232,7 @@ def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) 
 def score_report(checkpoint: Path, data: Path, source: str, target: str, num_beams: int) -> dict[str, Any]:
     """Return the scores and outputs of a checkpoint on the test split of Multi30k."""
     test_set = read_test_set(data, TEST_SPLIT, source, target)
-    outputs = translate(*load_checkpoint(checkpoint), test_set.sources, num_beams, 1.0)
+    outputs = translate(*load_model(checkpoint), test_set.sources, num_beams, 1.0)
     facts = {"split": TEST_SPLIT, "num_beams": num_beams, "length_penalty": 1.0}
     facts["checkpoint"] = load_metadata(weights_file(checkpoint))
     return {**facts, **asdict(score(outputs, test_set, target)), "outputs": outputs}

@@ -44,14 +44,9 @@ class CausalModel(TransformerBase):
                 maps.append(weights)
         return self.norm(x), torch.stack(maps) if need_weights else None
 
-    @property
-    def output_weight(self) -> Tensor:
-        """Weights (V, M) of the output projection, which are those of the embedding."""
-        return self.embedding.weight
-
     def logits(self, features: Tensor) -> Tensor:
         """Project hidden states (..., M) to logits (..., V) with the embedding matrix."""
-        return features @ self.output_weight.T
+        return features @ self.embedding.weight.T
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return next-token logits (B, T, V) after each token of `ids` (B, T)."""

@@ -1,5 +1,8 @@
 """Construction of a model from its configuration."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.classifier import Classifier, Tagger
 from sightline.model.architectures.encoder import TextEncoder
@@ -28,6 +31,14 @@ from sightline.model.config import (
 TranslationModel = Transformer | RecurrentModel | PretrainedTranslator
 TaggingModel = Tagger | PretrainedTagger
 Model = TranslationModel | Classifier | CausalModel | TextEncoder | PretrainedModel
+_OWN: Mapping[type[ArchitectureConfig], Any] = {
+    CausalConfig: CausalModel,
+    ClassifierConfig: Classifier,
+    EncoderConfig: TextEncoder,
+    RecurrentConfig: RecurrentModel,
+    TaggerConfig: Tagger,
+    TransformerConfig: Transformer,
+}
 _PRETRAINED = {
     "classification": PretrainedClassifier,
     "encoder": PretrainedEncoder,
@@ -40,17 +51,7 @@ _PRETRAINED = {
 
 def build_model(config: ArchitectureConfig) -> Model:
     """Return a model with newly initialized weights, in training mode, on the CPU."""
-    if isinstance(config, CausalConfig):
-        return CausalModel(config)
-    if isinstance(config, TaggerConfig):
-        return Tagger(config)
-    if isinstance(config, ClassifierConfig):
-        return Classifier(config)
-    if isinstance(config, EncoderConfig):
-        return TextEncoder(config)
-    if isinstance(config, RecurrentConfig):
-        return RecurrentModel(config)
     if isinstance(config, PretrainedConfig):
         return _PRETRAINED[config.task](config)
-    assert isinstance(config, TransformerConfig), "every configuration has a model"
-    return Transformer(config)
+    model: Model = _OWN[type(config)](config)
+    return model

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.base.errors import UsageError
+from sightline.base.errors import UsageError, list_of
 from sightline.model.architectures.encoder import mean_pool
 from sightline.model.config import PretrainedConfig
 from sightline.model.layers.dropout import Dropout
@@ -48,11 +48,10 @@ def transformers_config(config: PretrainedConfig) -> Any:
 
     fields = config.fields
     if config.task in LABELLED:
-        kind = "multi_label_classification" if config.multi_label else "single_label_classification"
         fields = {key: value for key, value in fields.items() if key not in _LABEL_KEYS}
         fields |= {"id2label": dict(enumerate(config.labels))}
         if config.task == "classification":
-            fields["problem_type"] = kind
+            fields["problem_type"] = f"{'multi' if config.multi_label else 'single'}_label_classification"
         fields |= {"label2id": {label: index for index, label in enumerate(config.labels)}}
         if fields.get("pad_token_id") is None:  # a decoder finds the last token of a text by it
             fields["pad_token_id"] = config.pad_id
@@ -114,12 +113,7 @@ class PretrainedModel(nn.Module):
         missing = [name for name in report["missing_keys"] if name.startswith(base) and "pooler" not in name]
         missing += [name for name, *_ in report["mismatched_keys"] if name.startswith(base)]
         unknown = [name for name in report["unexpected_keys"] if _LAYER.search(name)]
-        for problem, names in (("lacks", missing), ("has unknown", unknown)):
-            if names:
-                raise UsageError(
-                    f"{folder} {problem} tensors: {', '.join(sorted(names)[:3])}; its configuration may belong to "
-                    "another checkpoint, or it is a variant that cannot be trained"
-                )
+        check_names(folder, missing, unknown)
         weights = loaded.state_dict()
         if config.task in LABELLED:
             head = (name for name, layer in loaded.named_modules() if isinstance(layer, nn.Linear))
@@ -162,6 +156,16 @@ class PretrainedModel(nn.Module):
         with _quiet():
             self.module.config.use_cache = True
             self.module.save_pretrained(folder, state_dict=dict(weights), max_shard_size="1TB")
+
+
+def check_names(folder: Path, missing: Sequence[str], unknown: Sequence[str]) -> None:
+    """Raise `UsageError` if tensors are missing in a checkpoint, or unknown."""
+    for problem, names in (("lacks", missing), ("has unknown", unknown)):
+        if names:
+            raise UsageError(
+                f"{folder} {problem} tensors: {list_of(sorted(names), 3)}; its configuration may belong to another "
+                "checkpoint, or it is a variant that cannot be trained"
+            )
 
 
 def _class(config: PretrainedConfig) -> Any:

@@ -1,15 +1,20 @@
-"""Encoding of texts and dialogues for a language model that others trained first.
+"""Encoding of dialogues by a chat template: that of a checkpoint, or that of this project.
 
-Dialogues have the chat template of the checkpoint. The loss is on the tokens of each reply from the
-end of its prompt up to the special token that ends the reply.
+The loss is on the tokens of each reply from the end of its prompt up to the special token that ends
+the reply. The prompts have the ids that the service computes.
+
+The template of this project is ChatML with stripped messages: whitespace at the start of a content
+would form tokens with the line break before it, which a model that begins a reply after this line
+break never reads.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import chain, takewhile
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -19,19 +24,47 @@ from sightline.base.errors import UsageError
 from sightline.base.text.chat import JinjaTemplate, without_system
 from sightline.base.text.prompt import ChatTemplateError
 from sightline.base.text.tool_calls import REPLY, find_tool_format
-from sightline.model.config import PretrainedConfig
-from sightline.model.data.chat_format import divided
-from sightline.model.data.encoding import windows
+from sightline.model.config import ArchitectureConfig, PretrainedConfig
 from sightline.model.data.examples import Example
-from sightline.model.data.records import DialogueMessage, DialogueRecord, TextRecord
+from sightline.model.data.records import DialogueMessage, DialogueRecord
+from sightline.model.data.tokenizer_training import special_id
 
+IM_START, IM_END = "<|im_start|>", "<|im_end|>"
+CHAT_TOKENS = (IM_START, IM_END)  # special tokens, which no text contains
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    r"{{ '<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 # Templates may ask for the time. It must not change, so that a resumed run has the same examples.
 _NOW = datetime(2024, 7, 26)
 
 
-def read_chat_template(config: PretrainedConfig) -> JinjaTemplate | None:
-    """Compile the chat template of a checkpoint; return None if it has none."""
-    return JinjaTemplate(ChatTemplate(**config.chat), lambda: _NOW) if config.chat else None
+def dialogue_encoder(model: ArchitectureConfig | None, tokenizer: Tokenizer) -> "DialogueEncoder":
+    """Return the encoder for a third-party model, or for another one, which may be new. Raises
+    `UsageError` if it has no form of dialogues.
+    """
+    chat: Mapping[str, Any] = {"program": CHAT_TEMPLATE}
+    if not isinstance(model, PretrainedConfig):
+        special_id(tokenizer, IM_START)
+    elif not (chat := model.chat):
+        raise UsageError("the checkpoint has no chat template for dialogues; use one that has, or plain texts")
+    return DialogueEncoder(JinjaTemplate(ChatTemplate(**chat), lambda: _NOW), tokenizer)
+
+
+def exchanges(messages: Sequence[DialogueMessage]) -> Iterator[list[DialogueMessage]]:
+    """Split a dialogue after each reply that is not followed by another reply or the results of its
+    calls; messages after the last reply are left out.
+    """
+    replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    end = replies[-1] + 1 if replies else 0
+    exchange: list[DialogueMessage] = []
+    for index, message in enumerate(messages[:end]):
+        exchange.append(message)
+        if message.role == "assistant" and (index + 1 == end or messages[index + 1].role not in ("assistant", "tool")):
+            yield exchange
+            exchange = []
 
 
 class DialogueEncoder:
@@ -48,12 +81,26 @@ class DialogueEncoder:
     def encode(self, record: DialogueRecord, max_length_tokens: int = 2**30) -> list[Example]:
         """Return the token ids of a dialogue, and 1 for each token of a reply, otherwise 0.
 
-        A dialogue that is too long is divided (`sightline.model.data.chat_format.divided`). Raises
-        `UsageError` if the template does not allow the dialogue, or a message contains a special
-        token.
+        A dialogue that is too long is split between exchanges, and each part begins with the system
+        messages. An exchange that is too long by itself stays whole, so that the caller can drop
+        it. Raises `UsageError` if the template does not allow the dialogue, or a message contains a
+        special token.
         """
         self._check(record)
-        return divided(record.messages, partial(self._encode, record.tools), max_length_tokens)
+        encode = partial(self._encode, record.tools)
+        system = list(takewhile(lambda message: message.role == "system", record.messages))
+        parts, window = list(exchanges(record.messages[len(system) :])), list[DialogueMessage]()
+        examples = encode([*system, *chain.from_iterable(parts)])
+        if len(parts) < 2 or all(len(ids) <= max_length_tokens for ids, _ in examples):
+            return examples
+        examples = []
+        for part in parts:
+            longer = encode([*system, *window, *part])
+            if window and any(len(ids) > max_length_tokens for ids, _ in longer):
+                examples += encode([*system, *window])
+                window = []
+            window += part
+        return examples + encode([*system, *window])
 
     def prompt(self, record: DialogueRecord) -> list[int]:
         """Return the token ids of a dialogue that ends with the beginning of a reply."""
@@ -61,6 +108,11 @@ class DialogueEncoder:
         text = self._render(record.messages, record.tools, reply=True)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def end_token(self) -> int:
+        """Return the id of the token that ends a reply."""
+        ids, _ = self._reply((), (DialogueMessage("user", "x"), DialogueMessage("assistant", "y")))
+        return ids[-1]
 
     def _encode(self, tools: Sequence[Mapping[str, Any]], messages: Sequence[DialogueMessage]) -> list[Example]:
         """Return one example up to the last reply with loss, or several if the template changes
@@ -94,7 +146,7 @@ class DialogueEncoder:
                 break
         if not ends:
             raise UsageError(
-                "the chat template of the checkpoint ends a reply without a special token, so that the model would "
+                "the chat template of the model ends a reply without a special token, so that the model would "
                 "not learn to stop; use another checkpoint"
             )
         end = ends[0]
@@ -113,12 +165,13 @@ class DialogueEncoder:
         text = _after(prompt, self._render(messages, tools), messages[-2].content.strip() if messages[1:] else "")
         if text is None or (not calls and reply.content.strip() not in text):
             raise UsageError(
-                "the chat template of the checkpoint changes the text of a reply, or of its prompt when the reply "
+                "the chat template of the model changes the text of a reply, or of its prompt when the reply "
                 "follows, so that it cannot be trained on; use another checkpoint"
             )
         if any(text.count(name) < calls.count(name) for name in calls):
             raise UsageError(
-                "the chat template of the checkpoint leaves out calls of tools; use another checkpoint, or remove them"
+                "the chat template of the model leaves out calls of tools; start from another checkpoint with --from, "
+                "or remove them"
             )
         return prompt, text
 
@@ -135,7 +188,7 @@ class DialogueEncoder:
                     return self._template.render(merged, tools=list(tools) or None, reply=reply)
             roles = ", ".join(message.role for message in messages[:8])
             raise UsageError(
-                f"the chat template of the checkpoint rejects a dialogue of {len(messages)} messages ({roles}): "
+                f"the chat template of the model rejects a dialogue of {len(messages)} messages ({roles}): "
                 f"{error}; correct the dialogue, or use another checkpoint"
             ) from None
 
@@ -164,8 +217,8 @@ class DialogueEncoder:
                 raise UsageError(f"{place} contains {token}, a special token of the tokenizer; remove it")
         if record.tools and self._render(record.messages, record.tools) == self._render(record.messages, ()):
             raise UsageError(
-                "the dialogue has tools, but the chat template of the checkpoint takes none; use another checkpoint, "
-                "or remove tools"
+                "the dialogue has tools, but the chat template of the model takes none; start from another "
+                "checkpoint with --from, or remove tools"
             )
 
 
@@ -180,38 +233,3 @@ def _after(prompt: str, text: str, message: str) -> str | None:
     end = prompt if text.startswith(prompt) or message not in prompt else prompt[prompt.rindex(message) :]
     _, found, part = text.rpartition(end)
     return part if found else None
-
-
-def end_token(config: PretrainedConfig, tokenizer: Tokenizer) -> int:
-    """Return the id of the token that ends a reply in the chat template of a checkpoint."""
-    template = read_chat_template(config)
-    assert template is not None, "the caller checks it"
-    dialogue = DialogueRecord((DialogueMessage("user", "x"), DialogueMessage("assistant", "y")))
-    ((ids, mask),) = DialogueEncoder(template, tokenizer).encode(dialogue)
-    return [id_ for id_, is_trained in zip(ids, mask, strict=True) if is_trained][-1]
-
-
-def encode_records(
-    config: PretrainedConfig,
-    tokenizer: Tokenizer,
-    records: Sequence[TextRecord | DialogueRecord],
-    max_length_tokens: int = 2**30,
-) -> list[list[Example]]:
-    """Encode each record of a language model that others trained first.
-
-    A text ends with the end token, and all its tokens but the first are part of the loss. A record
-    longer than `max_length_tokens` gives several examples, as in `sightline.model.data.encoding`.
-    """
-    template = read_chat_template(config)
-    dialogues = None if template is None else DialogueEncoder(template, tokenizer)
-    encoded = list[list[Example]]()
-    for record in records:
-        if isinstance(record, TextRecord):
-            ids = tokenizer.encode(record.text).ids
-            ids = ids if ids[-1:] == [config.eos_id] else [*ids, config.eos_id]
-            encoded.append(list(windows(ids, max_length_tokens)))
-        elif dialogues is None:
-            raise UsageError("the checkpoint has no chat template for dialogues; use one that has, or plain texts")
-        else:
-            encoded.append(dialogues.encode(record, max_length_tokens))
-    return encoded

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sightline.base.errors import list_of
 from sightline.base.text.languages import find_language, language_name
 from sightline.model.data.files import CSV, PAIR, TABLES, TSV
 from sightline.model.data.records import TaskName
@@ -194,5 +195,4 @@ class Columns:
 
 
 def _join(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(repr(name[:40]) for name in names[:_SHOWN]) + more or "none"
+    return list_of([repr(name[:40]) for name in names], _SHOWN) or "none"

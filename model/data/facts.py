@@ -10,13 +10,14 @@ import re
 import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.base.errors import list_of
 from sightline.model.data.corpus import Corpus, Split, check_number_of_labels, distinct, hash_texts
 from sightline.model.data.files import CorpusError
 from sightline.model.data.formats import Findings
@@ -224,7 +225,7 @@ def _notes(corpus: Corpus, scans: Mapping[str, _Scan]) -> Iterator[str]:
         for note, number in scan.notes.items():
             yield f"note: {note}: {number:,} in {split.name}, first in {split.line(scan.first_lines[note])}"
     if unread := sorted(set[str]().union(*(scan.unread for scan in scans.values()))):
-        yield f"note: fields that are not read: {_listed(unread)}"
+        yield f"note: fields that are not read: {list_of(unread, MAX_LISTED)}"
 
 
 def _contradictions(corpus: Corpus, scans: Mapping[str, _Scan]) -> tuple[int, tuple[str, ...]]:
@@ -246,7 +247,7 @@ def _contradictions(corpus: Corpus, scans: Mapping[str, _Scan]) -> tuple[int, tu
                 found.setdefault(record.text, {}).setdefault(label, []).append(split.line(number))
     return len(wanted), tuple(
         f"{' '.join(text.split())[:80]!r}: "
-        + ", ".join(f"{label} ({_listed(lines, MAX_LISTED_LINES, '; ')})" for label, lines in labels.items())
+        + ", ".join(f"{label} ({list_of(lines, MAX_LISTED_LINES, '; ')})" for label, lines in labels.items())
         for text, labels in found.items()
     )
 
@@ -268,14 +269,9 @@ def _check_labels(corpus: Corpus, scans: Mapping[str, _Scan]) -> None:
     if unknown:
         names = "label" if len(unknown) == 1 else f"{len(unknown)} labels"
         raise CorpusError(
-            f"train has no example of the {names} {_listed([*unknown.values()])}; add examples, rename the labels as "
-            "in train, or remove these lines"
+            f"train has no example of the {names} {list_of(unknown.values(), MAX_LISTED)}; add examples, rename the "
+            "labels as in train, or remove these lines"
         )
-
-
-def _listed(names: Sequence[str], limit: int = MAX_LISTED, separator: str = ", ") -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return separator.join(names[:limit]) + more
 
 
 def _label_order(labels: Mapping[str, int]) -> Callable[[str], Any]:
@@ -309,7 +305,7 @@ def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
         shares = [f"{label} {number / total:.1%}" for label, number in facts.labels.items()]
         if facts.task == "tagging":
             shares = [f"{label} {number:,}" for label, number in facts.labels.items()]
-        lines.append(f"labels: {len(shares)}: {_listed(shares)}")
+        lines.append(f"labels: {len(shares)}: {list_of(shares, MAX_LISTED)}")
     lines += [
         f"tokens of an example of {name}: median {lengths.median:,}, 95 % have at most {lengths.percentile_95:,}, "
         f"longest {lengths.longest:,}"
@@ -355,9 +351,10 @@ def _warnings(facts: Facts, is_trained: bool) -> Iterator[str]:
         yield f"labels that differ only in case or spaces: {names}; use one name for them"
     rare = [f"{label} {number}" for label, number in facts.labels.items() if number < MIN_LABEL_EXAMPLES]
     if rare:
-        yield f"fewer than {MIN_LABEL_EXAMPLES} examples in train: {_listed(rare)}; add some"
+        yield f"fewer than {MIN_LABEL_EXAMPLES} examples in train: {list_of(rare, MAX_LISTED)}; add some"
     if facts.labels_missing_in_dev:
-        yield f"dev has no example of {_listed(facts.labels_missing_in_dev)}; results do not show them, so add some"
+        missing = list_of(facts.labels_missing_in_dev, MAX_LISTED)
+        yield f"dev has no example of {missing}; results do not show them, so add some"
     num_dropped, num_truncated = facts.dropped["train"].get("too long", 0), facts.truncated.get("train", 0)
     num_all = facts.examples["train"] + num_dropped
     if num_dropped + num_truncated > MAX_LONG * num_all:

@@ -37,7 +37,6 @@ PAIR = ["source", "target"]
 SEPARATORS = ",;\t|"  # of the columns of CSV
 NUM_FIRST_ROWS = 1_000  # rows of a table that determine separator and names of columns
 
-_BOM = b"\xef\xbb\xbf"
 _BOMS_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # first line that Excel reads
 _ONE_OBJECT = "each line must be one JSON object"

@@ -6,7 +6,6 @@ A corpus is read as a stream, and encoded anew for each start of a run.
 import hashlib
 import json
 import shutil
-import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -188,34 +187,3 @@ def _without_repeated(split: Split) -> Iterator[Record]:
     is_first = np.zeros(len(hashes), bool)
     is_first[first] = True
     return compress(split, is_first)
-
-
-def check_writable(run: Path) -> None:
-    """Check that the folder of a run can be created or written."""
-    folder = _existing(run)
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is a file; choose a folder for the run")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"no write access to {folder} ({error.strerror}); change its permissions, or choose another folder for the "
-            "run"
-        ) from None
-
-
-def check_space(run: Path, bytes_needed: int) -> None:
-    """Check that the disk has space for the checkpoints that a run adds."""
-    folder = _existing(run)
-    free = shutil.disk_usage(folder).free
-    if free < bytes_needed:
-        raise UsageError(
-            f"the disk of {folder} has {free / 2**20:,.0f} MiB free, but new checkpoints need "
-            f"{bytes_needed / 2**20:,.0f} MiB; remove files, or choose another folder for the run"
-        )
-
-
-def _existing(path: Path) -> Path:
-    """Return the path or its closest parent that exists."""
-    return next(candidate for candidate in (path, *path.absolute().parents) if candidate.exists())

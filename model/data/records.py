@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-TaskName = Literal["translation", "classification", "language-model", "encoder", "reranking", "tagging"]
+from sightline.model.config import TaskName as TaskName
+
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 # Tasks of models that need not read all of a text.
 TRUNCATED_TASKS: tuple[TaskName, ...] = ("classification", "encoder")

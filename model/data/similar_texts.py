@@ -23,7 +23,6 @@ _NUMBERS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}  # of scores
 # mark, and a larger mark for the score. No vocabulary is so large.
 MARK = 2**24
 SCORE_UNIT = 1_000_000  # marks between the scores 0 and 1
-LAST_MARK = MARK + 1 + SCORE_UNIT
 
 # Negatives of pairs that have none: targets of other pairs of a part of the file.
 NUM_DOCUMENTS = 5  # of a query, the right one included
@@ -127,11 +126,6 @@ def truncated(example: Example, truncate: Callable[[Sequence[int]], list[int]]) 
     parts = (marked[start:end] for start, end in pairwise(starts))
     texts = ((list(part[:1]), part[1:]) if part[:1] and part[0] >= MARK else ([], part) for part in parts)
     return truncate(source), [id_ for mark, ids in texts for id_ in mark + (truncate(ids) if ids else [])]
-
-
-def longest_text(example: Example) -> int:
-    """Return the length of the longest text of an example."""
-    return max(map(len, decode_similar(example)[0]))
 
 
 def documents_of(records: Sequence[PairRecord], index: int, num_documents: int) -> list[tuple[str, float]]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from sightline.model.data.examples import Example
-from sightline.model.data.records import Entity, Record, TaggedRecord
+from sightline.model.data.records import Entity, TaggedRecord
 from sightline.model.data.tagged_files import entities_of_tags, without_whitespace
 from sightline.model.data.tokenizer_training import batches
 
@@ -63,18 +63,14 @@ def _cut(text: str, ranges: Sequence[tuple[int, int]], start: int, end: int) -> 
 
 
 def encode_tagged(
-    tokenizer: Tokenizer, records: Sequence[Record], tags: Sequence[str], max_tokens: int
+    tokenizer: Tokenizer, records: Sequence[TaggedRecord], tags: Sequence[str], max_tokens: int
 ) -> list[Example]:
     """Encode each text with entities as one example or, if it is long, several: the token ids, and
     the index of the tag of each token, from 1 on, or `NO_TAG`. A token has the tag of an entity if
-    they share a character. Raises `ValueError` for a label that has no tag.
+    they share a character.
     """
     index_of, examples = {tag: index for index, tag in enumerate(tags, start=1)}, list[Example]()
-    tagged = [record for record in records if isinstance(record, TaggedRecord)]
-    for record, parts in zip(tagged, windows(tokenizer, [one.text for one in tagged], max_tokens), strict=True):
-        for label in record.labels:
-            if f"B-{label}" not in index_of:
-                raise ValueError(f"the label {label!r} is not one of the model")
+    for record, parts in zip(records, windows(tokenizer, [one.text for one in records], max_tokens), strict=True):
         for window in parts:
             indices, rest, before = list[int](), list(reversed(record.entities)), None
             for token in window.ranges:

@@ -50,15 +50,13 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int, special_tokens: Seque
         show_progress=False,
     )
     tokenizer.train_from_iterator((line for line in lines if len(line) <= MAX_LEARNT_CHARACTERS), trainer)
-    return _with_end_token(tokenizer)
+    return _adding(tokenizer, EOS, f"$A {EOS}")  # the start token is an input of the decoder
 
 
-def _with_end_token(tokenizer: Tokenizer) -> Tokenizer:
-    """Make a tokenizer add the end token to a text, and encode names of special tokens as text. The
-    start token is an input of the decoder, not part of the text.
-    """
+def _adding(tokenizer: Tokenizer, token: str, template: str) -> Tokenizer:
+    """Let a tokenizer add a special token to a text, and encode names of such tokens as text."""
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
+        single=template, special_tokens=[(token, tokenizer.token_to_id(token))]
     )
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -127,7 +125,7 @@ def adapt_tokenizer(tokenizer: Tokenizer, task: str, special_tokens: Sequence[st
     adapted = Tokenizer.from_str(json.dumps({**document, "post_processor": None}))
     adapted.no_padding()
     adapted.no_truncation()
-    return _with_end_token(adapted)
+    return _adding(adapted, EOS, f"$A {EOS}")
 
 
 def token_fields(tokenizer: Tokenizer) -> dict[str, int]:
@@ -164,12 +162,7 @@ def check_tokenizer(tokenizer: Tokenizer, config: ArchitectureConfig) -> None:
 
 def prompt_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """Return a copy for prompts: it adds the start token at the beginning and no end token."""
-    other = Tokenizer.from_str(tokenizer.to_str())
-    other.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, other.token_to_id(BOS))]
-    )
-    other.encode_special_tokens = True
-    return other
+    return _adding(Tokenizer.from_str(tokenizer.to_str()), BOS, f"{BOS} $A")
 
 
 def encode_lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:

@@ -14,8 +14,7 @@ from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.pretrained import PretrainedClassifier
 from sightline.model.data.records import LabelledRecord, Record
 from sightline.model.evaluation.length_groups import encode_truncated, outputs_of
-from sightline.model.evaluation.result import Evaluation, Method, only, shortened
-from sightline.model.evaluation.share import Share
+from sightline.model.evaluation.result import Evaluation, Method, Share, only, shortened
 
 NUM_SAMPLES = 5
 
@@ -158,8 +157,6 @@ def evaluate_classification(
     probability that the model gives to exactly the expected labels.
     """
     kept, labels, multi_label = only(records, LabelledRecord), model.config.labels, model.config.multi_label
-    if not kept:
-        return Evaluation({})
     texts, expected = [record.text for record in kept], expected_labels(kept, labels)
     scores = scores_of(model, tokenizer, texts)
     predicted = chosen_labels(scores, labels, multi_label)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from sightline.model.architectures.factory import TranslationModel
 from sightline.model.config import PretrainedConfig
-from sightline.model.data.pretrained import target_tokenizer
+from sightline.model.data.encoding import target_tokenizer
 from sightline.model.data.records import PairRecord, Record
 from sightline.model.data.text import read_lines, read_parallel
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines
@@ -92,24 +92,18 @@ def read_test_set(folder: Path, split: str, source: str, target: str, limit: int
 
 
 def translate(
-    model: TranslationModel, tokenizer: Tokenizer, sentences: Sequence[str], num_beams: int, length_penalty: float
+    model: TranslationModel,
+    tokenizer: Tokenizer,
+    sentences: Sequence[str],
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> list[str]:
     """Translate sentences by beam search, with a progress bar on a terminal. Raises `ValueError`
     for a sentence that is too long for the model.
     """
-    longest = model.config.max_positions
-    sources = encode_fitting(tokenizer, sentences, longest)
-    return _translate(model, tokenizer, sources, min(MAX_NEW_TOKENS, longest), num_beams, length_penalty)
-
-
-def _translate(
-    model: TranslationModel,
-    tokenizer: Tokenizer,
-    sources: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    num_beams: int = 1,
-    length_penalty: float = 1.0,
-) -> list[str]:
+    sources = encode_fitting(tokenizer, sentences, model.config.max_positions)
+    max_new_tokens = min(max_new_tokens, model.config.max_positions)
     if isinstance(model.config, PretrainedConfig):
         tokenizer = target_tokenizer(model.config, tokenizer)
     outputs = [""] * len(sources)
@@ -135,12 +129,12 @@ def evaluate_translation(model: TranslationModel, tokenizer: Tokenizer, records:
     """
     longest, pairs = model.config.max_positions, only(records, PairRecord)[:MAX_VALIDATED]
     encoded = encode_lines(tokenizer, [pair.source for pair in pairs])
-    kept = [(pair, ids) for pair, ids in zip(pairs, encoded, strict=True) if len(ids) <= longest]
-    if not kept:
+    fitting = test_set_of([pair for pair, ids in zip(pairs, encoded, strict=True) if len(ids) <= longest])
+    if not fitting.sources:
         return Evaluation({})
-    max_new_tokens = min(MAX_NEW_TOKENS, longest, 2 * max(len(ids) for _, ids in kept) + 10)
-    outputs = _translate(model, tokenizer, [ids for _, ids in kept], max_new_tokens)
-    return evaluate_outputs(outputs, test_set_of([pair for pair, _ in kept]), "greedy")
+    limit = 2 * max(len(ids) for ids in encoded if len(ids) <= longest) + 10
+    outputs = translate(model, tokenizer, fitting.sources, max_new_tokens=min(MAX_NEW_TOKENS, limit))
+    return evaluate_outputs(outputs, fitting, "greedy")
 
 
 def evaluate_outputs(outputs: Sequence[str], test_set: EvaluationSet, search: str, target: str = "") -> Evaluation:

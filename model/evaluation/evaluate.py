@@ -1,23 +1,15 @@
 """Evaluation of a model of any task on records, and its report for a reader."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from sightline.base.errors import UsageError
-from sightline.model.architectures.causal import CausalModel
-from sightline.model.architectures.classifier import Classifier
-from sightline.model.architectures.encoder import TextEncoder
-from sightline.model.architectures.factory import Model, TaggingModel, TranslationModel
-from sightline.model.architectures.pretrained import (
-    PretrainedClassifier,
-    PretrainedDecoder,
-    PretrainedEncoder,
-    PretrainedReranker,
-)
-from sightline.model.data.records import PairRecord, Record
+from sightline.model.architectures.factory import Model, TranslationModel
+from sightline.model.config import task_of
+from sightline.model.data.records import PairRecord, Record, TaskName
 from sightline.model.evaluation.accuracy import evaluate_classification
 from sightline.model.evaluation.bleu import EvaluationSet, evaluate_outputs, search_name, test_set_of, translate
 from sightline.model.evaluation.entities import evaluate_tagging
@@ -25,14 +17,13 @@ from sightline.model.evaluation.language import evaluate_language
 from sightline.model.evaluation.ranking import evaluate_encoder, evaluate_reranking
 from sightline.model.evaluation.result import Evaluation, only
 
-# By classes of models. The first that fits is used, because a tagger is also a classifier.
-EVALUATIONS: Sequence[tuple[Any, Callable[[Any, Tokenizer, Sequence[Record]], Evaluation]]] = (
-    (TaggingModel, evaluate_tagging),
-    (Classifier | PretrainedClassifier, evaluate_classification),
-    (CausalModel | PretrainedDecoder, evaluate_language),
-    (PretrainedReranker, partial(evaluate_reranking, max_records=None)),
-    (TextEncoder | PretrainedEncoder, partial(evaluate_encoder, max_pairs=None)),
-)
+EVALUATIONS: Mapping[TaskName, Callable[[Any, Tokenizer, Sequence[Record]], Evaluation]] = {
+    "tagging": evaluate_tagging,
+    "classification": evaluate_classification,
+    "language-model": evaluate_language,
+    "reranking": partial(evaluate_reranking, max_records=None),
+    "encoder": partial(evaluate_encoder, max_pairs=None),
+}
 
 
 def evaluate_model(
@@ -56,8 +47,7 @@ def evaluate_model(
     if isinstance(model, TranslationModel):
         pairs = test_set_of(only(records, PairRecord))
         return evaluate_search(model, tokenizer, pairs, "", num_beams, length_penalty)
-    evaluate = next(evaluate for kinds, evaluate in EVALUATIONS if isinstance(model, kinds))
-    return evaluate(model, tokenizer, records)
+    return EVALUATIONS[task_of(model.config)](model, tokenizer, records)
 
 
 def evaluate_search(

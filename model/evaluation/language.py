@@ -1,7 +1,7 @@
 """Perplexity and sample outputs of language models, and the share of replies they reproduce."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,19 +10,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
-from sightline.base.errors import UsageError
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.pretrained import PretrainedDecoder
-from sightline.model.data.chat_format import IM_END, exchanges
-from sightline.model.data.chat_template import DialogueEncoder, encode_records, end_token, read_chat_template
-from sightline.model.data.encoding import encode, encode_prompt
+from sightline.model.data.chat_template import dialogue_encoder
+from sightline.model.data.encoding import encode_language
 from sightline.model.data.examples import Example
 from sightline.model.data.records import DialogueRecord, Record, TextRecord
-from sightline.model.data.tokenizer_training import decode_ids, special_id
+from sightline.model.data.tokenizer_training import decode_ids
 from sightline.model.decoding import continue_greedily
 from sightline.model.evaluation.length_groups import device_of, grouped, padded
-from sightline.model.evaluation.result import Evaluation, Method, only, shortened
-from sightline.model.evaluation.share import Share
+from sightline.model.evaluation.result import Evaluation, Method, Share, only, shortened
 
 MAX_ANSWERS = 50  # dialogues whose last reply is generated
 MAX_ANSWER_TOKENS = 128  # longer replies are not compared
@@ -72,30 +69,6 @@ class ComparedReply:
         return self.given == self.expected
 
 
-def _prompt_encoder(
-    model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer
-) -> tuple[Callable[[DialogueRecord], list[int]], tuple[int, ...]]:
-    """Return a function that encodes the prompt for the next reply of a dialogue, and the tokens
-    that end replies.
-    """
-    if not isinstance(model, PretrainedDecoder):
-        ends = (special_id(tokenizer, IM_END), model.config.eos_id)
-        return lambda record: encode_prompt(tokenizer, record.messages), ends
-    template = read_chat_template(model.config)
-    if template is None:
-        raise UsageError("the model has no chat template, so it cannot be evaluated on dialogues")
-    return DialogueEncoder(template, tokenizer).prompt, (end_token(model.config, tokenizer), model.config.eos_id)
-
-
-def encode_all(
-    model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, records: Sequence[TextRecord | DialogueRecord]
-) -> list[list[Example]]:
-    """Encode each record in windows of the positions of a model."""
-    if isinstance(model, PretrainedDecoder):
-        return encode_records(model.config, tokenizer, records, model.config.max_positions)
-    return [encode(tokenizer, [record], max_length_tokens=model.config.max_positions) for record in records]
-
-
 def answer_dialogues(
     model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, records: Sequence[Record]
 ) -> list[ComparedReply]:
@@ -105,26 +78,23 @@ def answer_dialogues(
     """
     if not any(isinstance(record, DialogueRecord) for record in records):
         return []
-    encode_dialogue, end_ids = _prompt_encoder(model, tokenizer)
+    encoder, positions = dialogue_encoder(model.config, tokenizer), model.config.max_positions
+    end_ids = encoder.end_token(), model.config.eos_id
     asked = list[tuple[int, str, list[int], list[int]]]()  # number of the record, message, prompt and reply
     for number, record in enumerate(records):
         if not isinstance(record, DialogueRecord) or len(asked) == MAX_ANSWERS:
             continue
-        read = [message for exchange in exchanges(record.messages) for message in exchange][:-1]
+        replies = [index for index, message in enumerate(record.messages) if message.role == "assistant"]
+        read = record.messages[: replies[-1] if replies else 0]
         if not any(message.role == "user" for message in read):
             continue
-        prompt = encode_dialogue(replace(record, messages=tuple(read)))
+        prompt = encoder.prompt(replace(record, messages=read))
         # Only the last reply is marked.
         marked = [replace(message, has_loss=False) for message in read]
         marked.append(replace(record.messages[len(read)], has_loss=True))
-        ((whole, is_counted), *_), *_ = encode_all(model, tokenizer, [replace(record, messages=tuple(marked))])
-        # Templates write text after the token that ends a reply, such as a line break.
-        reply = list(whole[len(prompt) : len(is_counted) - list(reversed(is_counted)).index(1)])
-        if (
-            list(whole[: len(prompt)]) == prompt
-            and len(whole) <= model.config.max_positions
-            and len(reply) <= MAX_ANSWER_TOKENS
-        ):
+        (whole, _), *_ = encoder.encode(replace(record, messages=tuple(marked)), positions)
+        reply = list(whole[len(prompt) :])
+        if list(whole[: len(prompt)]) == prompt and len(whole) <= positions and len(reply) <= MAX_ANSWER_TOKENS:
             asked.append((number, read[-1].content, prompt, reply))
     outputs = dict[int, list[int]]()
     for group in grouped([len(prompt) + len(reply) for *_, prompt, reply in asked]):
@@ -152,7 +122,8 @@ def _described(record: TextRecord | DialogueRecord) -> dict[str, Any]:
 def continuations(model: CausalModel | PretrainedDecoder, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
     """Continue the first tokens of each text by greedy decoding, and describe the result."""
     records = [TextRecord(text) for text in texts]
-    prompts = [list(parts[0][0])[:PROMPT_TOKENS] for parts in encode_all(model, tokenizer, records)]
+    encoded = encode_language(tokenizer, records, model.config, model.config.max_positions)
+    prompts = [list(parts[0][0])[:PROMPT_TOKENS] for parts in encoded]
     prompts = [prompt[:-1] if prompt[-1] == model.config.eos_id else prompt for prompt in prompts]
     generated = continue_greedily(model, prompts, [model.config.eos_id], CONTINUATION_TOKENS)
     return [
@@ -168,7 +139,8 @@ def evaluate_language(
     reproduces.
     """
     texts: list[TextRecord | DialogueRecord] = only(records, TextRecord, DialogueRecord)
-    windows = [(number, one) for number, parts in enumerate(encode_all(model, tokenizer, texts)) for one in parts]
+    encoded = encode_language(tokenizer, texts, model.config, model.config.max_positions)
+    windows = [(number, one) for number, parts in enumerate(encoded) for one in parts]
     fitting = [(number, one) for number, one in windows if len(one[0]) <= model.config.max_positions]
     nats, counts = likelihoods(model, [one for _, one in fitting])
     owners = torch.tensor([number for number, _ in fitting], dtype=torch.int64)

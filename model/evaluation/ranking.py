@@ -16,8 +16,7 @@ from sightline.model.architectures.pretrained import PretrainedEncoder, Pretrain
 from sightline.model.data.records import PairRecord, Record, texts_of
 from sightline.model.data.similar_texts import documents_of, encode_pairs_of_texts, limits_of, scaled
 from sightline.model.evaluation.length_groups import encode_truncated, outputs_of
-from sightline.model.evaluation.result import Evaluation, Method, only, sample_lines
-from sightline.model.evaluation.share import Share
+from sightline.model.evaluation.result import Evaluation, Method, Share, only, sample_lines
 
 MAX_RECORDS = 100  # of an evaluation of a reranker during a training, if they have no scores
 MAX_PAIRS = 1000  # of an evaluation of an encoder during a training
@@ -116,8 +115,6 @@ def evaluate_encoder(
     and cosines instead.
     """
     pairs = only(records, PairRecord)[:max_pairs]
-    if not pairs:
-        return Evaluation({})
     sources = text_vectors(model, tokenizer, [pair.source for pair in pairs])
     scores = [pair.score for pair in pairs if pair.score is not None]
     if scores:

@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -34,7 +35,6 @@ from sightline.base.errors import UsageError
 from sightline.base.options import flag_name
 from sightline.model.checkpoint import average, load_metadata, load_tensors, replace_text, save_checkpoint, save_tensors
 from sightline.model.config import ArchitectureConfig
-from sightline.model.data.preparation import check_writable
 from sightline.model.parts import AVERAGED, BEST, CONFIG, TOKENIZER
 from sightline.model.training.curve import draw_curve
 from sightline.model.training.options import CHANGEABLE
@@ -50,10 +50,16 @@ def locked(folder: Path) -> Iterator[None]:
     The operating system releases the lock when the process ends. Raises `UsageError` if the folder
     is a file or cannot be written, and `ValueError` if another process holds the lock.
     """
-    check_writable(folder)
     is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to the folder {folder} ({error.strerror}); change its permissions, or choose another folder "
+            "for the run"
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ from sightline.model.config import ArchitectureConfig
 from sightline.model.data.batches import TensorBatch, pad
 from sightline.model.data.examples import Example
 from sightline.model.evaluation.language import evaluate_language
-from sightline.model.training.loss import generator_cross_entropy, projected_cross_entropy
+from sightline.model.training.loss import output_cross_entropy
 from sightline.model.training.task import Task
 
 IGNORED = -100  # target of a token without loss
@@ -42,11 +42,7 @@ def make_batch(examples: Sequence[Example], config: ArchitectureConfig) -> Langu
 def token_loss(model: CausalModel | PretrainedDecoder, batch: LanguageBatch, smoothing: float = 0.0) -> Tensor:
     """Return the sum of the cross-entropies over the tokens that are part of the loss, in nats."""
     features, _ = model.hidden_states(batch.ids)
-    if isinstance(model, PretrainedDecoder):
-        return generator_cross_entropy(model, features.flatten(0, 1), batch.targets.flatten(), smoothing, IGNORED)
-    return projected_cross_entropy(
-        features.flatten(0, 1), model.output_weight, batch.targets.flatten(), smoothing, IGNORED
-    )
+    return output_cross_entropy(model, features.flatten(0, 1), batch.targets.flatten(), smoothing, IGNORED)
 
 
 def count_targets(batch: LanguageBatch, pad_id: int) -> int:

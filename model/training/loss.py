@@ -87,21 +87,14 @@ def _loss_and_gradients(
     return loss, costs, grad_hidden, grad_log_weights, grad_weight
 
 
-def projected_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ignore_id: int
-) -> Tensor:
-    """Compute the sum of label-smoothed cross-entropies (Szegedy et al. 2016, section 7), in nats,
-    given the arguments of `projected_costs`.
+def output_cross_entropy(model: Any, features: Tensor, targets: Tensor, smoothing: float, ignore_id: int) -> Tensor:
+    """Compute the sum of label-smoothed cross-entropies of `projected_costs` for the output layer
+    of a model, which is its embedding for the models of this project.
     """
-    return projected_costs(hidden, weight, targets, smoothing, ignore_id)[0]
-
-
-def generator_cross_entropy(
-    model: PretrainedGenerator, features: Tensor, targets: Tensor, smoothing: float, ignore_id: int
-) -> Tensor:
-    """Compute `projected_cross_entropy` for the output layer of a third-party model."""
+    if not isinstance(model, PretrainedGenerator):
+        return projected_costs(features, model.embedding.weight, targets, smoothing, ignore_id)[0]
     if model.softcap is None:
-        return projected_cross_entropy(*model.projection(features), targets, smoothing, ignore_id)
+        return projected_costs(*model.projection(features), targets, smoothing, ignore_id)[0]
 
     def loss(part: Tensor, expected: Tensor) -> Tensor:
         logits = at_least_float32(model.logits(part))
@@ -117,7 +110,8 @@ def generator_cross_entropy(
 def projected_costs(
     hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ignore_id: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute the sum of label-smoothed cross-entropies and the unsmoothed cost of each token.
+    """Compute the sum of label-smoothed cross-entropies (Szegedy et al. 2016, section 7) and the
+    unsmoothed cost of each token.
 
     Args:
         hidden: (N, M), the last hidden states of the decoder.

@@ -37,6 +37,7 @@ _VOCABULARY = (500, 16_000)
 
 # Numbers of examples up to which a size is chosen.
 _TINY_EXAMPLES, _SMALL_EXAMPLES = 50_000, 1_000_000
+_MOST_EXAMPLES: Mapping[Size, float] = {"tiny": _TINY_EXAMPLES, "small": _SMALL_EXAMPLES, "base": math.inf}
 _WIDTHS: Mapping[Size, int] = {"tiny": 128, "small": 256, "base": 512}
 _HEADS: Mapping[Size, int] = {"tiny": 4, "small": 4, "base": 8}
 _LEARNING_RATES: Mapping[Size, float] = {"tiny": 3e-3, "small": 1.5e-3, "base": 7e-4}
@@ -138,13 +139,6 @@ def choose(
     return Recipe(config, model, tuple(reasons))
 
 
-def size_of(num_examples: int) -> Size:
-    """Return the size of a model for a number of examples of train."""
-    if num_examples <= _TINY_EXAMPLES:
-        return "tiny"
-    return "small" if num_examples <= _SMALL_EXAMPLES else "base"
-
-
 def dropout_of(task: TaskName, num_examples: int) -> float:
     """Return the dropout of a model for a number of examples of train."""
     if task == "language-model":
@@ -175,7 +169,7 @@ def _choose_model(
     else:
         positions, reason = _needed_positions(facts), f"the longest example has {_longest(facts)} tokens"
     if size is None:
-        size = size_of(num_examples)
+        size = next(size for size, most in _MOST_EXAMPLES.items() if num_examples <= most)
         reasons.append(f"model size {size}, for {num_examples:,} examples of train")
     if dropout is None:
         dropout = dropout_of(task, num_examples)

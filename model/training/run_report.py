@@ -29,37 +29,13 @@ from sightline.model.training.task import Evaluation
 if TYPE_CHECKING:
     from sightline.model.training.trainer import Trainer
 
-MEASURED_STEPS = 5  # updates before the time of the run is estimated; the first is slower and not counted
+MEASURED_STEPS = 5  # updates from which the time of the run is estimated
 INTERVAL_S = 5.0  # between two lines about updates
 BYTES_PER_PARAMETER = 4
 BYTES_PER_TRAINED = 12  # more: gradient and two moments of Adam
 # Fields of earlier versions, which are now in other files of the run, or among the metrics.
 MOVED = ("model", "training", "config", "options", "seed", "signature")
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-class Estimate:
-    """Mean time of an update in this process, with that of the validations between updates."""
-
-    def __init__(self) -> None:
-        self._steps = -1  # the first update is not counted
-        self._seconds = 0.0
-
-    def add(self, seconds: float, steps: int = 1) -> None:
-        """Count the time of an update, or of a validation, which is no step."""
-        self._steps += steps
-        if self._steps > 0:
-            self._seconds += seconds
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Mean time of an update; None before some were measured."""
-        return self._seconds / self._steps if self._steps >= MEASURED_STEPS else None
-
-    @property
-    def is_first(self) -> bool:
-        """True after the update with which the estimate starts."""
-        return self._steps == MEASURED_STEPS
 
 
 class Report:
@@ -76,7 +52,9 @@ class Report:
         """
         self._trainer, self._folder, self._config = trainer, trainer.folder, trainer.config
         self._progress, self._device = trainer.progress, trainer.device
-        self._estimate = Estimate()
+        # Updates of this process after the first one, which is slower, and their time with that of
+        # the validations between them.
+        self._measured_steps, self._measured_seconds = -1, 0.0
         self._tokens, self._seconds = 0, 0.0  # of the updates since the last line about one
         earlier = read_fields(self._folder.record) if self._folder.record.exists() else {"starts": []}
         self._record = {name: value for name, value in earlier.items() if name not in MOVED} | dict(facts)
@@ -135,13 +113,14 @@ class Report:
         """Count an update of an epoch of `num_steps`, and write a line every few seconds. `tokens`
         are those without padding.
         """
-        config, estimate, progress = self._config, self._estimate, self._progress
-        estimate.add(seconds)
+        config, progress = self._config, self._progress
+        self._measured_steps += 1
+        self._measure(seconds)
         done = math.ceil(progress.batch / config.accumulate)
         steps = num_steps * (config.epochs - progress.epoch) - done
         limit = 60 * config.minutes - progress.seconds if config.minutes else math.inf
-        mean = estimate.step_seconds
-        left = None if mean is None else max(0.0, min(steps * mean, limit))
+        mean = self._measured_seconds / max(1, self._measured_steps)
+        left = max(0.0, min(steps * mean, limit)) if self._measured_steps >= MEASURED_STEPS else None
         self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
         if self._seconds >= INTERVAL_S:
             speed = f"{self._tokens / self._seconds:,.0f} tokens/s"
@@ -151,17 +130,21 @@ class Report:
                 f"{'' if left is None else f', {duration(left)} left'}"
             )
             self._tokens, self._seconds = 0, 0.0
-        if estimate.is_first and left is not None:
+        if self._measured_steps == MEASURED_STEPS and left is not None:
             self.line(
                 f"expected: {duration(left)} for at most {plural(steps, 'more step')} of {mean:.2g} s; "
                 f"{megabytes(peak_memory(self._device))} of memory are in use"
             )
 
+    def _measure(self, seconds: float) -> None:
+        if self._measured_steps > 0:
+            self._measured_seconds += seconds
+
     def epoch(self, loss: float | None, evaluation: Evaluation | None, seconds: float, is_whole: bool) -> None:
         """Write the log line of an epoch with its validation. `seconds` is the time since its last
         update.
         """
-        self._estimate.add(seconds, steps=0)
+        self._measure(seconds)
         progress, metric, epoch = self._progress, self._config.metric, self._progress.epoch + 1
         row: dict[str, Any] = {"epoch": epoch, "step": progress.step, "train_loss": round(progress.train_loss, 4)}
         texts = [f"train loss {progress.train_loss:.4f}"]

@@ -25,7 +25,7 @@ from sightline.model.architectures.pretrained import PretrainedReranker
 from sightline.model.config import ArchitectureConfig
 from sightline.model.data.batches import LabelledBatch, TensorBatch, pad
 from sightline.model.data.examples import Example
-from sightline.model.data.similar_texts import SCORE_UNIT, decode_similar, longest_text
+from sightline.model.data.similar_texts import SCORE_UNIT, decode_similar
 from sightline.model.evaluation.ranking import evaluate_encoder, evaluate_reranking
 from sightline.model.training.classification import count_texts, label_loss
 from sightline.model.training.task import Task
@@ -119,7 +119,6 @@ ENCODER: Task[PairBatch, TextEncoder] = Task(
     training_loss=ranking_loss,
     evaluate=evaluate_encoder,
     sizes=lambda lengths: lengths,  # of both texts
-    longest=longest_text,
 )
 
 

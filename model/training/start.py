@@ -1,21 +1,22 @@
 """Initial weights of a run: those of another run, or of a checkpoint that others trained."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import nn
 
-from sightline.base.errors import UsageError, list_of
+from sightline.base.errors import UsageError
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.factory import build_model
-from sightline.model.architectures.pretrained import LABELLED, PretrainedModel
+from sightline.model.architectures.pretrained import LABELLED, PretrainedModel, check_names
 from sightline.model.checkpoint import load_tensors, one_line
 from sightline.model.config import (
+    OWN_TASKS,
     RELEVANCE,
     ArchitectureConfig,
     ClassifierConfig,
@@ -23,22 +24,10 @@ from sightline.model.config import (
     RecurrentConfig,
     architecture_of,
     read_model_config,
+    task_of,
 )
-from sightline.model.data.records import TASK_NAMES
 from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.parts import CONFIG, TOKENIZER, load_parts, weights_file
-
-# Architectures of our own models by task. Another architecture may be trained for the same task.
-TASK_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
-    "translation": ("transformer", "recurrent"),
-    "classification": ("classifier",),
-    "tagging": ("tagger",),
-    "language-model": ("causal",),
-    "encoder": ("encoder",),
-    "reranking": (),  # only third-party checkpoints
-}
-
-OWN_TASKS = tuple(task for task in TASK_NAMES if TASK_ARCHITECTURES[task])  # that can start from random weights
 
 
 @dataclass(frozen=True)
@@ -47,30 +36,56 @@ class Start:
 
     config: ArchitectureConfig
     tokenizer: Tokenizer
-    # Sets the weights of a new model of this configuration. Layers that the checkpoint does not
-    # have, such as the output layer for new labels, keep their random weights.
-    initialise: Callable[[nn.Module], None]
+    initialise: Callable[[nn.Module], None]  # sets the weights of a new model of this configuration
     note: str  # for the user, if the labels are new
 
 
-def start_from(folder: Path, task: str, labels: Sequence[str] = ()) -> Start:
-    """Prepare a run that starts from a checkpoint of this project.
+def start_from(
+    folder: Path, task: str, labels: Sequence[str] = (), parts: Path | None = None, *, multi_label: bool = False
+) -> Start:
+    """Prepare a run that starts from a checkpoint.
 
     Args:
-        folder: a checkpoint of a run, such as `averaged`.
-        labels: labels of the new run, if it is a classification.
+        folder: the checkpoint, such as `averaged` of a run.
+        labels: labels of the new run, if its task has any.
+        parts: folder with the configuration and the tokenizer of a third-party checkpoint
+            (`sightline.model.parts`); None for a checkpoint of this project.
 
     Raises:
         UsageError: the folder has no checkpoint, or one that cannot be trained for the task.
         FileNotFoundError, ValueError: a file of a run is missing or damaged.
     """
+    if parts is None:
+        config, tokenizer = _own_parts(folder, task)
+    else:
+        config, tokenizer = read_model_config(parts / CONFIG), read_tokenizer(parts / TOKENIZER)
+    before: Sequence[str] = getattr(config, "labels", ())
+    if isinstance(config, ClassifierConfig):
+        config = dataclasses.replace(config, labels=tuple(labels))
+    elif isinstance(config, PretrainedConfig) and task in LABELLED:
+        labels = (RELEVANCE,) if task == "reranking" else labels
+        config = dataclasses.replace(config, labels=tuple(labels), multi_label=multi_label)
+    if parts is None:
+        # Compare the shapes of the weights with those of the model before it gets any memory.
+        try:
+            with torch.device("meta"):
+                model = build_model(config)
+        except Exception as error:  # third-party values that no model can have raise several classes
+            raise UsageError(f"{folder / CONFIG} describes no model: {one_line(error)}; download it again") from None
+        _load(folder, before, model)
+    note = "" if set(labels) <= set(before) else f"; the output layer is new, for the labels {', '.join(labels)}"
+    return Start(config, tokenizer, partial(_load, folder, before), note)
+
+
+def _own_parts(folder: Path, task: str) -> tuple[ArchitectureConfig, Tokenizer]:
+    """Return configuration and tokenizer of a checkpoint of this project for a task."""
     if not (folder / CONFIG).is_file():
         raise UsageError(
             f"{folder} has no {CONFIG}; --from needs a run folder, or the folder of a checkpoint in the layout of "
             f"Hugging Face with {CONFIG}, model.safetensors and the files of its tokenizer"
         )
     config, tokenizer = load_parts(folder)
-    if architecture_of(config) not in TASK_ARCHITECTURES.get(task, ()):
+    if task_of(config) != task:
         way_out = "use a run of that task" if task in OWN_TASKS else "use a third-party encoder"
         raise UsageError(
             f"{folder} is a model of architecture {architecture_of(config)}, which cannot be trained for the task "
@@ -78,70 +93,26 @@ def start_from(folder: Path, task: str, labels: Sequence[str] = ()) -> Start:
         )
     if isinstance(config, RecurrentConfig) and config.selection != "soft":
         raise UsageError(f"{folder} has hard attention, which cannot be trained for the task {task}; use another run")
-    before: Sequence[str] = ()
-    if isinstance(config, ClassifierConfig):
-        before, config = config.labels, dataclasses.replace(config, labels=tuple(labels))
-
-    def initialise(model: nn.Module) -> None:
-        is_meta = all(parameter.is_meta for parameter in model.parameters())  # it has only shapes
-        weights = load_tensors(weights_file(folder), only_shapes=is_meta)
-        if isinstance(model, Classifier):
-            weights = _with_labels(weights, before, labels)
-        _load(model, weights, folder, new=("output.",) if isinstance(model, Classifier) else ())
-
-    # Compare the shapes of the weights with those of the model before it gets any memory.
-    try:
-        with torch.device("meta"):
-            model = build_model(config)
-    except Exception as error:  # third-party values that no model can have raise several classes
-        raise UsageError(f"{folder / CONFIG} describes no model: {one_line(error)}; download it again") from None
-    initialise(model)
-    return Start(config, tokenizer, initialise, _label_note(before, labels))
+    return config, tokenizer
 
 
-def start_from_pretrained(folder: Path, parts: Path, labels: Sequence[str] = (), *, multi_label: bool = False) -> Start:
-    """Prepare a run that starts from a checkpoint of others in `folder`.
-
-    `parts` is a folder with its configuration and tokenizer (`sightline.model.data.pretrained`).
+def _load(folder: Path, before: Sequence[str], model: nn.Module) -> None:
+    """Set the weights of a model to those of a checkpoint with the labels `before`. If one of the
+    labels of the model is new, the output layer keeps its random weights.
     """
-    config, tokenizer = cast(PretrainedConfig, read_model_config(parts / CONFIG)), read_tokenizer(parts / TOKENIZER)
-    before = config.labels
-    if config.task == "reranking":
-        labels = (RELEVANCE,)
-    if config.task in LABELLED:
-        config = dataclasses.replace(config, labels=tuple(labels), multi_label=multi_label)
-
-    def initialise(model: nn.Module) -> None:
-        cast(PretrainedModel, model).load(folder, before)
-
-    return Start(config, tokenizer, initialise, _label_note(before, labels))
-
-
-def _label_note(before: Sequence[str], labels: Sequence[str]) -> str:
-    return "" if set(labels) <= set(before) else f"; the output layer is new, for the labels {', '.join(labels)}"
-
-
-def _with_labels(weights: dict[str, Tensor], before: Sequence[str], labels: Sequence[str]) -> dict[str, Tensor]:
-    """Choose the rows of the output layer for the labels, or leave it out if one of them is new."""
-    names = ("output.weight", "output.bias")
-    if not set(labels) <= set(before):
-        return {name: tensor for name, tensor in weights.items() if name not in names}
-    rows = [before.index(label) for label in labels]
-    return {name: tensor[rows] if name in names else tensor for name, tensor in weights.items()}
-
-
-def _load(model: nn.Module, weights: Mapping[str, Tensor], folder: Path, new: tuple[str, ...]) -> None:
-    """Set the weights of a model, by the names of its state dictionary. Only tensors whose names
-    start with one of `new` may be missing; none may be unknown or have another shape.
-    """
+    if isinstance(model, PretrainedModel):
+        model.load(folder, before)
+        return
+    is_meta = all(parameter.is_meta for parameter in model.parameters())  # it has only shapes
+    weights, output = load_tensors(weights_file(folder), only_shapes=is_meta), set[str]()
+    if isinstance(model, Classifier):
+        labels, output = model.config.labels, {"output.weight", "output.bias"}
+        rows = [before.index(label) for label in labels] if set(labels) <= set(before) else None
+        for name in output & weights.keys():
+            tensor = weights.pop(name)
+            weights |= {} if rows is None else {name: tensor[rows]}
     try:
         found = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:  # of shapes
         raise UsageError(f"{folder}: {one_line(error)}; its files belong to different checkpoints") from None
-    missing = [name for name in found.missing_keys if not name.startswith(new)]
-    for problem, names in (("lacks", missing), ("has unknown", found.unexpected_keys)):
-        if names:
-            raise UsageError(
-                f"{folder} {problem} tensors: {list_of(sorted(names), 3)}; its configuration may belong to another "
-                "checkpoint, or it is a variant that cannot be trained"
-            )
+    check_names(folder, [name for name in found.missing_keys if name not in output], found.unexpected_keys)

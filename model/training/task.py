@@ -36,11 +36,9 @@ class Task(Generic[BatchT, ModelT]):
     training_loss: Callable[[ModelT, BatchT, float], Tensor]  # model, batch, label smoothing
     evaluate: Metric | None = None
     # Maps lengths (N, 2) of examples to their sizes in tokens (N, K). Examples are sorted by the
-    # first column, then by the others; the largest column limits a batch and is compared with the
-    # positions of the model. By default, the size is the length of the first list, of token ids.
+    # first column, then by the others; the largest column limits a batch. By default, the size is
+    # the length of the first list, of token ids.
     sizes: Callable[[NDArray[np.int32]], NDArray[np.int32]] = lambda lengths: lengths[:, :1]
-    # Length of the longest text of an example whose sizes can be those of several texts.
-    longest: Callable[[Example], int] | None = None
     # Sets weights of a new model that depend on the training examples.
     initialise: Callable[[ModelT, Examples], None] | None = None
 

@@ -79,8 +79,8 @@ class Trainer:
         Raises:
             OSError: the folder cannot be created or written.
             UsageError: the run in the folder has other settings, another model or other data.
-            ValueError: the state of the run in the folder is missing or damaged, or the data do not
-                fit the model.
+            ValueError: the state of the run in the folder is damaged, or the tokenizer does not fit
+                the model.
         """
         self.folder, self.config, self.task, self.model_config = RunFolder(run), config, task, model_config
         self.tokenizer, self._digest, self._records = data.tokenizer, data.digest, data.dev_records
@@ -102,8 +102,6 @@ class Trainer:
         elif self.folder.log.exists():
             raise self.folder.rejected("without state.safetensors that cannot be resumed")
         check_tokenizer(self.tokenizer, model_config)
-        self._check_sizes("train", data.train)
-        self._check_sizes("dev", data.dev)
         self._check_loss("train", data.train, epoch=1)
         self._check_loss("dev", data.dev, epoch=0)
         torch.manual_seed(config.seed)
@@ -137,20 +135,6 @@ class Trainer:
 
     def observe(self, epoch: int) -> None:
         """Do nothing at epoch 0, before the training, and after each epoch; a subclass records."""
-
-    def _check_sizes(self, split: str, examples: Examples) -> None:
-        """Check that a split has examples and that the model can read them. Raises `ValueError`."""
-        if not len(examples):
-            raise ValueError(f"there is no example of {split}; add examples")
-        sizes, positions = self.task.sizes(examples.lengths).max(axis=1), self.model_config.max_positions
-        longest = int(sizes.max())
-        if longest > positions and self.task.longest is not None:
-            longest = max(self.task.longest(examples[index]) for index in np.flatnonzero(sizes > positions).tolist())
-        if longest > positions:
-            raise ValueError(
-                f"an example of {split} has {longest} tokens, but max_positions of the model is {positions}; set "
-                f"--max-length-tokens to {positions} to skip longer examples"
-            )
 
     def _check_loss(self, split: str, examples: Examples, epoch: int) -> None:
         """Check that some batch has something to predict; otherwise the loss is 0 in each epoch."""

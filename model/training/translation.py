@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from sightline.model.architectures.factory import TranslationModel
-from sightline.model.architectures.pretrained import PretrainedTranslator
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.data.batches import Batch, make_batch
 from sightline.model.data.examples import Example
 from sightline.model.evaluation.bleu import evaluate_translation
 from sightline.model.precision import at_least_float32
-from sightline.model.training.loss import generator_cross_entropy, projected_cross_entropy
+from sightline.model.training.loss import output_cross_entropy
 from sightline.model.training.task import Task
 
 ALIGNMENT_WEIGHT = 0.1  # of the loss of an alignment
@@ -66,10 +65,8 @@ def cross_entropy(model: TranslationModel, batch: Batch, smoothing: float) -> Te
         alignment = ALIGNMENT_WEIGHT * alignment_loss(weights, batch.alignment)
     else:
         decoded, _, _ = model.decode(batch.target_input, memory, batch.source_lengths)
-    features, targets, pad_id = decoded.flatten(0, 1), batch.target_output.flatten(), model.config.pad_id
-    if isinstance(model, PretrainedTranslator):
-        return generator_cross_entropy(model, features, targets, smoothing, pad_id)
-    return projected_cross_entropy(features, model.embedding.weight, targets, smoothing, pad_id) + alignment
+    features, targets = decoded.flatten(0, 1), batch.target_output.flatten()
+    return output_cross_entropy(model, features, targets, smoothing, model.config.pad_id) + alignment
 
 
 TRANSLATION: Task[Batch, TranslationModel] = Task(

@@ -61,9 +61,9 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
-def list_of(names: Collection[str], most: int = 10) -> str:
+def list_of(names: Collection[str], most: int = 10, separator: str = ", ") -> str:
     """Return names for a message; of many, only the first and the number of the others."""
-    shown = ", ".join(list(names)[:most])
+    shown = separator.join(list(names)[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 

@@ -16,7 +16,7 @@ from sightline.base.bundle import MANIFEST
 from sightline.base.bundle_files import read_bundle, read_manifest, write_manifest
 from sightline.export.options import BundleMetadata
 from sightline.model.architectures.factory import Model, TranslationModel
-from sightline.model.checkpoint import load_checkpoint, save_checkpoint
+from sightline.model.checkpoint import load_model, save_checkpoint
 from sightline.model.rounding import Reference, reference
 from sightline.service.app import create_app
 from sightline.service.loading import load_backend
@@ -38,7 +38,7 @@ def load_system(
     folder: Path, name: str, sentences: Sequence[str]
 ) -> tuple[TranslationModel, OnnxRunner, list[tuple[int, ...]]]:
     """Model of `write_bundles`, its bundle in ONNX Runtime, and sentences as sources."""
-    model, tokenizer = load_checkpoint(folder / "checkpoints" / name)
+    model, tokenizer = load_model(folder / "checkpoints" / name)
     bundle = folder / "bundles" / name
     runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=12)
     return model, runner, [tuple(encoding.ids) for encoding in tokenizer.encode_batch(list(sentences))]
@@ -47,7 +47,7 @@ def load_system(
 @cache
 def load_reference(folder: Path, name: str) -> Reference[Any]:
     """Model of `write_bundles` in float64 and its perturbed copies, which the tests share."""
-    return reference(load_checkpoint(folder / "checkpoints" / name)[0])
+    return reference(load_model(folder / "checkpoints" / name)[0])
 
 
 @contextlib.asynccontextmanager

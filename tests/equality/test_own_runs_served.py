@@ -36,9 +36,8 @@ from sightline.model.config import (
     TaggerConfig,
     TransformerConfig,
 )
-from sightline.model.data.chat_format import CHAT_TEMPLATE, IM_END, IM_START
-from sightline.model.data.encoding import encode_prompt
-from sightline.model.data.records import DialogueMessage, Role
+from sightline.model.data.chat_template import CHAT_TEMPLATE, IM_END, IM_START, dialogue_encoder
+from sightline.model.data.records import DialogueMessage, DialogueRecord, Role
 from sightline.model.data.samples import write_sample
 from sightline.model.data.tags import tags_of
 from sightline.model.data.tokenizer_training import decode_ids, prompt_tokenizer, train_tokenizer
@@ -83,7 +82,8 @@ def message_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
 
 def prompt_ids(tokenizer: Tokenizer, messages: Sequence[tuple[Role, str]]) -> list[int]:
     """Return the ids of a dialogue that ends with the start of the reply."""
-    return encode_prompt(tokenizer, [DialogueMessage(*message) for message in messages])
+    record = DialogueRecord(tuple(DialogueMessage(*message) for message in messages))
+    return dialogue_encoder(None, tokenizer).prompt(record)
 
 
 def make_model(name: str, vocab_size: int) -> Model:

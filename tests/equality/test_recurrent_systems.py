@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sightline.export.graphs.nodes import SOURCE_BLOCK
 from sightline.model.architectures.recurrent import RecurrentModel
-from sightline.model.checkpoint import load_checkpoint
+from sightline.model.checkpoint import load_model
 from sightline.model.config import RecurrentConfig
 from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.comparing import assert_decoding_equals_pytorch, assert_searches_equal_pytorch
@@ -102,7 +102,7 @@ TARGET = "A man sleeps."
 @pytest.mark.anyio
 async def test_http_gives_every_systems_scores_and_maps(folder: Path, toy_sentences: list[str]) -> None:
     """Run all models in one service, with the sentences of each model in one batch."""
-    loaded = {name: load_checkpoint(folder / "checkpoints" / name) for name in SYSTEMS}
+    loaded = {name: load_model(folder / "checkpoints" / name) for name in SYSTEMS}
     async with client_of(folder / "bundles") as client:
 
         async def ask(name: str, sentence: str) -> None:

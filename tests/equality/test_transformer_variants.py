@@ -18,7 +18,7 @@ from sightline.export.convert.conversions import half_bundle, quantize_bundle
 from sightline.export.import_errors import VerificationError
 from sightline.export.options import QuantizationRecipe
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.checkpoint import load_checkpoint, save_checkpoint
+from sightline.model.checkpoint import load_model, save_checkpoint
 from sightline.model.config import TransformerConfig
 from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.rounding import Reference
@@ -113,7 +113,7 @@ def test_a_projection_that_is_shared_is_stored_once(folder: Path, name: str, cou
 def test_a_changed_weight_is_found(
     folder: Path, toy_sentences: list[str], tmp_path: Path, name: str, parameter: str
 ) -> None:
-    model, _ = load_checkpoint(folder / "checkpoints" / name)
+    model, _ = load_model(folder / "checkpoints" / name)
     weights = model.state_dict()
     weights[parameter][-1] += 0.3
     save_checkpoint(tmp_path, model.config, weights, folder / "checkpoints" / name / "tokenizer.json", {})
@@ -153,7 +153,7 @@ TARGET = "A man sleeps at the corner."
 @pytest.mark.anyio
 async def test_http_gives_every_variants_maps(folder: Path, toy_sentences: list[str]) -> None:
     """Run all models in one service, with the sentences of each model in one batch."""
-    loaded = {name: load_checkpoint(folder / "checkpoints" / name) for name in SYSTEMS}
+    loaded = {name: load_model(folder / "checkpoints" / name) for name in SYSTEMS}
     async with client_of(folder / "bundles") as client:
         sentences = toy_sentences[:3]
         asked = [{"model": name, "inputs": sentence, "targets": TARGET} for name in SYSTEMS for sentence in sentences]

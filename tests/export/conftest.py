@@ -9,14 +9,14 @@ from sightline.export import pipeline
 from sightline.export.check import alignment
 from sightline.export.check.sessions import Sessions, open_sessions
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.checkpoint import load_checkpoint
+from sightline.model.checkpoint import load_model
 from sightline.model.rounding import Reference, reference
 from tests.support.training_runs import omit_check
 
 
 @pytest.fixture(scope="session")
 def loaded(checkpoint: Path) -> tuple[Transformer, Tokenizer]:
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_model(checkpoint)
     assert isinstance(model, Transformer)
     return model, tokenizer
 

@@ -23,7 +23,7 @@ from sightline.export.graphs.builder import WeightFile, external_tensor
 from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.options import BundleMetadata
 from sightline.model.architectures.causal import CausalModel
-from sightline.model.checkpoint import load_checkpoint, save_checkpoint
+from sightline.model.checkpoint import load_model, save_checkpoint
 from sightline.model.config import CausalConfig
 from sightline.model.data.tokenizer_training import read_tokenizer, train_tokenizer
 from tests.export.folders import BUNDLE_FILES, names
@@ -36,7 +36,7 @@ LABEL = BundleMetadata("toy", "random weights", "Apache-2.0")
 def broken_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
     """A weight differs from that of `checkpoint`."""
     folder = tmp_path / "broken"
-    model, _ = load_checkpoint(checkpoint)
+    model, _ = load_model(checkpoint)
     with torch.no_grad():
         model.embedding.weight[3, 3] += 1
     save_checkpoint(folder, model.config, model.state_dict(), checkpoint / "tokenizer.json", {})
@@ -221,7 +221,7 @@ def test_nothing_in_a_bundle_is_pickled(bundle: Path) -> None:
 
 
 def test_a_weight_that_is_no_number_is_rejected(checkpoint: Path, tmp_path: Path, toy_sentences: list[str]) -> None:
-    model, _ = load_checkpoint(checkpoint)
+    model, _ = load_model(checkpoint)
     with torch.no_grad():
         model.embedding.weight[3, 3] = torch.nan
     save_checkpoint(tmp_path / "nan", model.config, model.state_dict(), checkpoint / "tokenizer.json", {})
@@ -345,7 +345,7 @@ def test_half_weights_halve_the_file_and_are_the_reference_of_verification(
 def test_a_weight_that_float16_cannot_hold_is_rejected(
     checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:
-    model, _ = load_checkpoint(checkpoint)
+    model, _ = load_model(checkpoint)
     with torch.no_grad():
         model.embedding.weight[3, 3] = 70_000
     folder = tmp_path / "large"

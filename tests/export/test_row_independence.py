@@ -19,7 +19,7 @@ from sightline.export.convert.states import measure_states, round_states, rounde
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
 from sightline.export.options import QuantizationRecipe
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.checkpoint import load_checkpoint
+from sightline.model.checkpoint import load_model
 from tests.export.products import (
     IN_BLOCKS,
     INNER,
@@ -154,7 +154,7 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
     Ranges are measured without that token, which static products therefore cut to what others
     reach.
     """
-    model, _ = load_checkpoint(checkpoint)
+    model, _ = load_model(checkpoint)
     assert isinstance(model, Transformer)
     with torch.no_grad():
         model.embedding.weight[OUTLIER_ID] *= OUTLIER

@@ -16,7 +16,7 @@ from sightline.export.graphs.model import similar_graph
 from sightline.export.import_errors import VerificationError
 from sightline.export.options import QuantizationRecipe
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.checkpoint import load_checkpoint
+from sightline.model.checkpoint import load_model
 from sightline.service.runtime.device import DeviceRunner
 from sightline.service.runtime.ort import OnnxRunner
 from tests.export.products import everywhere
@@ -100,7 +100,7 @@ def test_a_runner_of_each_kind_compares(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_verification_finds_a_wrong_table(bundle: Path, checkpoint: Path) -> None:
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_model(checkpoint)
     assert isinstance(model, Transformer)
     with torch.no_grad():
         model.embedding.weight[-1] = -model.embedding.weight[-1]  # no sentence has this token

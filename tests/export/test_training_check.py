@@ -16,7 +16,7 @@ from sightline.__main__ import main as sightline
 from sightline.base.memory import bounded_memory
 from sightline.export import training_check
 from sightline.export.training_check import main
-from sightline.model.data.chat_format import CHAT_TEMPLATE
+from sightline.model.data.chat_template import CHAT_TEMPLATE
 from sightline.model.data.records import TaskName
 from sightline.model.data.samples import write_sample
 from tests.export.hostile import Change

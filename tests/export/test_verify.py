@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from sightline.export.import_errors import VerificationError
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.checkpoint import load_checkpoint
+from sightline.model.checkpoint import load_model
 from sightline.model.data.text import numbered_sentences
 from tests.export.verified import verify_trained
 
@@ -26,7 +26,7 @@ def test_a_correct_bundle_passes_and_reports_its_measurements(
 def test_an_error_of_a_ten_thousandth_in_one_weight_is_found(
     bundle: Path, checkpoint: Path, toy_sentences: list[str], name: str
 ) -> None:
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_model(checkpoint)
     assert isinstance(model, Transformer)
     with torch.no_grad():
         dict(model.named_parameters())[name].flatten()[5] += 1e-4
@@ -46,7 +46,7 @@ def test_an_error_of_a_ten_thousandth_in_one_weight_is_found(
 def test_a_changed_weight_is_found(
     bundle: Path, checkpoint: Path, toy_sentences: list[str], name: str, what: str
 ) -> None:
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_model(checkpoint)
     assert isinstance(model, Transformer)
     with torch.no_grad():
         dict(model.named_parameters())[name][3] += 0.3
@@ -55,7 +55,7 @@ def test_a_changed_weight_is_found(
 
 
 def test_nan_never_passes(bundle: Path, checkpoint: Path, toy_sentences: list[str]) -> None:
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_model(checkpoint)
     assert isinstance(model, Transformer)
     with torch.no_grad():
         model.embedding.weight[2] = math.nan

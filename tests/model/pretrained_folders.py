@@ -10,8 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from sightline.export import training_check
 from sightline.export.training_check import write_parts
 from sightline.model.architectures.factory import build_model
-from sightline.model.config import PretrainedConfig, PretrainedTask
-from sightline.model.training.start import Start, start_from_pretrained
+from sightline.model.config import PretrainedConfig
+from sightline.model.data.records import TaskName
+from sightline.model.training.start import Start, start_from
 from tests.e2e.test_imported_models import write_marian_folder
 from tests.export.folders_of_others import word_tokenizer
 from tests.export.test_seq2seq_families import write_tokenizer
@@ -69,7 +70,7 @@ def check_here(_: str, words: Sequence[str], *__: object) -> int:
 
 def begin(
     folder: Path,
-    task: PretrainedTask,
+    task: TaskName,
     labels: Sequence[str] = (),
     *,
     template: str | None = None,
@@ -79,7 +80,7 @@ def begin(
     parts = folder.with_name(f"{folder.name} for {task}")
     parts.mkdir(exist_ok=True)
     write_parts(folder, parts, task, template, pair)
-    start = start_from_pretrained(folder, parts, labels)
+    start = start_from(folder, task, labels, parts)
     assert isinstance(start.config, PretrainedConfig)
     torch.manual_seed(1)
     model = build_model(start.config)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.checkpoint import average, load_checkpoint, load_metadata, save_checkpoint, save_tensors
+from sightline.model.checkpoint import average, load_metadata, load_model, save_checkpoint, save_tensors
 from sightline.model.config import TransformerConfig
 from sightline.model.parts import CONFIG, TOKENIZER, WEIGHTS
 
@@ -19,7 +19,7 @@ def test_a_saved_checkpoint_loads_as_the_same_model(
     torch.manual_seed(0)
     toy_model = Transformer(toy_config(400)).eval()
     save_checkpoint(tmp_path / "saved", toy_model.config, toy_model.state_dict(), tokenizer_path, {"epoch": 7})
-    loaded, tokenizer = load_checkpoint(tmp_path / "saved")
+    loaded, tokenizer = load_model(tmp_path / "saved")
     assert loaded.config == toy_model.config
     assert not loaded.training
     args = torch.tensor([[5, 6, 2]]), torch.tensor([3]), torch.tensor([[1, 7]])
@@ -49,7 +49,7 @@ def test_no_checkpoints_have_no_average() -> None:
 def test_a_missing_file_is_named(checkpoint: Path, name: str) -> None:
     (checkpoint / name).unlink()
     with pytest.raises(FileNotFoundError, match=name):
-        load_checkpoint(checkpoint)
+        load_model(checkpoint)
 
 
 def edit(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_used_is_rejected(checkpoint: Path, case: str) -> 
     name, change, message = REJECTED[case]
     (checkpoint / name).write_bytes(change((checkpoint / name).read_bytes()))
     with pytest.raises(ValueError, match=message):
-        load_checkpoint(checkpoint)
+        load_model(checkpoint)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_weights_have_the_permissions_of_the_other_files(
     tmp_path: Path, checkpoint: Path, umask: int, mode: int
 ) -> None:
     """Files with mode 0600 could not be read by a service of another user."""
-    model, _ = load_checkpoint(checkpoint)
+    model, _ = load_model(checkpoint)
     before = os.umask(umask)
     try:
         save_checkpoint(tmp_path / "saved", model.config, model.state_dict(), checkpoint / TOKENIZER, {})
@@ -106,7 +106,7 @@ def test_weights_have_the_permissions_of_the_other_files(
 def test_the_error_for_a_run_names_the_checkpoint_inside_it(tmp_path: Path, checkpoint: Path) -> None:
     shutil.copytree(checkpoint, tmp_path / "run" / "averaged")
     with pytest.raises(FileNotFoundError, match=r"it has no config\.json; use .*averaged"):
-        load_checkpoint(tmp_path / "run")
+        load_model(tmp_path / "run")
 
 
 def test_damaged_weights_have_no_average_and_are_named(tmp_path: Path) -> None:
@@ -118,4 +118,4 @@ def test_damaged_weights_have_no_average_and_are_named(tmp_path: Path) -> None:
 
 def test_a_classifier_is_not_loaded_as_a_translation_model(classifier_checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="must be a translation model, but its architecture is classifier"):
-        load_checkpoint(classifier_checkpoint)
+        load_model(classifier_checkpoint)

@@ -165,9 +165,8 @@ def test_a_run_that_cannot_be_a_folder_is_an_error_of_one_line(
     run: Runner, corpus: Path, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "file").write_text("mine\n", encoding="utf-8")
-    assert_one_line(
-        run("train", "translation", corpus, "--run", tmp_path / name, *PAIRS), f"{tmp_path / 'file'} is a file"
-    )
+    result = run("train", "translation", corpus, "--run", tmp_path / name, *PAIRS)
+    assert_one_line(result, f"cannot write to the folder {tmp_path / name}")
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine\n"
 
 

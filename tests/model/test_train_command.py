@@ -17,13 +17,12 @@ from sightline.__main__ import main
 from sightline.export import training_check
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata
-from sightline.model.config import ClassifierConfig, read_model_config
+from sightline.model.config import OWN_TASKS, ClassifierConfig, read_model_config
 from sightline.model.data.records import TaskName
 from sightline.model.data.samples import write_sample
 from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.evaluation import bleu
 from sightline.model.training.options import read_train_config
-from sightline.model.training.start import OWN_TASKS
 from tests.model.pretrained_folders import TEMPLATE, check_here, write_decoder
 
 SMALL = ("--epochs", "1", "--vocab-size", "300", "--threads", "1")
@@ -433,10 +432,10 @@ def test_other_impossible_runs_are_errors_of_one_line(
     with pytest.raises(SystemExit, match="2"):
         main(["train", "language-model", chat, "--run", new, "--from", str(runs / "encoder")])
     assert "is a model of architecture encoder, which cannot be trained" in capsys.readouterr().err
-    assert "is a file; choose a folder" in refused("language-model", chat, "--run", str(tokenizer))
+    assert "cannot write to the folder" in refused("language-model", chat, "--run", str(tokenizer))
     assert "--vocab-size must be at least" in refused("language-model", chat, "--run", new, "--vocab-size", "100")
     assert "missing file or folder" in refused("language-model", str(tmp_path / "none"), "--run", new)
-    assert "no write access to /proc" in refused("language-model", chat, "--run", "/proc/run")
+    assert "cannot write to the folder /proc/run" in refused("language-model", chat, "--run", "/proc/run")
     several = write(tmp_path / "several.tsv", "text\tlabels", "some words\ta|b")
     assert "; add --multi-label to train with several" in refused("classification", str(several), "--run", new)
     table = write(tmp_path / "table.csv", "text,lable", "some words,a")
@@ -447,7 +446,8 @@ def test_other_impossible_runs_are_errors_of_one_line(
     assert "--max-length-tokens: must be at most --batch-tokens (9), got 192" in capsys.readouterr().err
     monkeypatch.setattr("shutil.disk_usage", lambda path: Disk(0, 0, 1000))
     assert main(["train", "language-model", chat, "--run", new, *SMALL]) == 2
-    assert "MiB free, but new checkpoints need" in capsys.readouterr().err
+    shown = rf"the disk of {new} has 0 MiB free, but new checkpoints need \d+ MiB; remove files, or choose"
+    assert re.search(shown, capsys.readouterr().err)
 
 
 def test_the_checkpoints_of_a_resumed_run_count_as_space(

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from lab.bench.ctranslate2_model import write_ctranslate2_model
 from lab.bench.weights import read_model
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.checkpoint import load_checkpoint
+from sightline.model.checkpoint import load_model
 from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.decoding import one_thread
 from tests.support.reference_decoding import greedy, pytorch_steps
@@ -20,7 +20,7 @@ MAX_NEW_TOKENS = 40
 def test_the_converted_model_decodes_the_same_outputs(
     checkpoint: Path, toy_sentences: list[str], tmp_path: Path, count: int
 ) -> None:
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_model(checkpoint)
     assert isinstance(model, Transformer)
     assert_decodes_the_same(model, tokenizer, toy_sentences[:count], tmp_path / "model")
 

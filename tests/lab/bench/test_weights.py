@@ -15,7 +15,7 @@ from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.convert.quantize import quantize_columns
 from sightline.export.options import BundleMetadata, QuantizationRecipe
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.checkpoint import load_checkpoint, save_checkpoint
+from sightline.model.checkpoint import load_model, save_checkpoint
 from sightline.model.config import TransformerConfig
 from sightline.model.data.tokenizer_training import read_tokenizer
 from tests.support.training_runs import export_bundle
@@ -35,7 +35,7 @@ def by_columns(weight: torch.Tensor) -> NDArray[np.float32]:
 
 
 def test_a_float32_bundle_gives_the_checkpoint(checkpoint: Path, bundle: Path) -> None:
-    model, _ = load_checkpoint(checkpoint)
+    model, _ = load_model(checkpoint)
     read = read_model(bundle)
     assert read.config == model.config
     for name, tensor in model.state_dict().items():
@@ -47,7 +47,7 @@ def test_weights_of_integer_products_are_dequantized_by_column(
     checkpoint: Path, bundle: Path, tmp_path: Path, form: QuantScheme
 ) -> None:
     read = read_quantized(bundle, tmp_path / "small", QuantizationRecipe(8, 16, form, form, form))
-    for name, tensor in load_checkpoint(checkpoint)[0].state_dict().items():
+    for name, tensor in load_model(checkpoint)[0].state_dict().items():
         expected = by_columns(tensor) if tensor.dim() == 2 and name != "embedding.weight" else tensor.numpy()
         tolerance = 0.01 if name == "embedding.weight" else 1e-6  # the lookup table has one scale for 32 weights
         assert read[name].numpy() == pytest.approx(expected, abs=tolerance), name
@@ -55,7 +55,7 @@ def test_weights_of_integer_products_are_dequantized_by_column(
 
 def test_an_embedding_in_float32_is_the_checkpoints_own(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
     read = read_quantized(bundle, tmp_path / "small", QuantizationRecipe(8, 16, projection="float32"))
-    expected = load_checkpoint(checkpoint)[0].state_dict()["embedding.weight"]
+    expected = load_model(checkpoint)[0].state_dict()["embedding.weight"]
     torch.testing.assert_close(read["embedding.weight"], expected, rtol=0, atol=0)
 
 

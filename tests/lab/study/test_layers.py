@@ -11,7 +11,7 @@ from lab.study.layers import Damage, damage_weights, translations
 from lab.zoo.systems import MULTI30K
 from sightline.base.bundle_files import read_manifest
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.checkpoint import load_checkpoint
+from sightline.model.checkpoint import load_model
 from sightline.model.evaluation.bleu import translate
 
 SHIPPED = Path("bundles", MULTI30K.name)
@@ -46,7 +46,7 @@ def damage_model(model: Transformer, damage: Damage) -> None:
 def test_a_damaged_bundle_translates_like_the_damaged_model_in_pytorch(
     damage: Damage | None, checkpoint: Path, bundle: Path, toy_sentences: list[str]
 ) -> None:
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_model(checkpoint)
     assert isinstance(model, Transformer)
     whole = translate(model, tokenizer, toy_sentences, 1, 1.0)
     if damage:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from lab.study.quality import _bleu
 from lab.study.served import serve
-from sightline.model.checkpoint import load_checkpoint
+from sightline.model.checkpoint import load_model
 from sightline.model.evaluation.bleu import moses_lines, read_test_set, score, translate
 
 SPLIT = "test_2016_flickr"
@@ -12,7 +12,7 @@ def test_a_served_bundle_scores_the_same_as_pytorch(
     tmp_path: Path, bundle: Path, checkpoint: Path, toy_sentences: list[str]
 ) -> None:
     """The references, except for one, are the toy model's own translations."""
-    outputs = translate(*load_checkpoint(checkpoint), toy_sentences, 5, 1.0)
+    outputs = translate(*load_model(checkpoint), toy_sentences, 5, 1.0)
     references = [*outputs[1:], "Zwei Kinder am Strand."]
     sides = {"en": [*toy_sentences[1:], toy_sentences[0]], "de": references}
     for ending, lines in {**sides, "lc.norm.tok.de": moses_lines(references, "de")}.items():

@@ -14,7 +14,7 @@ from sightline.model.architectures.factory import build_model
 from sightline.model.config import Pooling
 from sightline.model.data.batches import LabelledBatch, pad
 from sightline.model.training.classification import label_loss
-from sightline.model.training.loss import generator_cross_entropy
+from sightline.model.training.loss import output_cross_entropy
 from tests.model.pretrained_folders import (
     LABELS,
     TRANSLATORS,
@@ -113,7 +113,7 @@ def test_losses_of_decoders_equal_transformers(name: str, tmp_path: Path) -> Non
         reference(IDS).logits.flatten(0, 1), targets, label_smoothing=0.1, reduction="sum"
     )
     features = model.hidden_states(IDS)[0].flatten(0, 1)
-    assert_trained(model, generator_cross_entropy(model, features, targets, 0.1, -100), reference, expected)
+    assert_trained(model, output_cross_entropy(model, features, targets, 0.1, -100), reference, expected)
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)
@@ -126,7 +126,7 @@ def test_losses_of_translators_equal_transformers(name: str, tmp_path: Path) -> 
     memory, _ = model.encode(source, LENGTHS)
     features = model.decode(target, memory, LENGTHS)[0].flatten(0, 1)
     assert_trained(
-        model, generator_cross_entropy(model, features, target.roll(1).flatten(), 0.0, -100), reference, expected
+        model, output_cross_entropy(model, features, target.roll(1).flatten(), 0.0, -100), reference, expected
     )
 
 

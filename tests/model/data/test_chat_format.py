@@ -12,8 +12,8 @@ from sightline.base.bundle import ChatTemplate
 from sightline.base.text.chat import ChatFormatter
 from sightline.base.text.prompt import Dialogue
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
-from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS, IM_END, IM_START, exchanges
-from sightline.model.data.encoding import encode, encode_prompt
+from sightline.model.data.chat_template import CHAT_TEMPLATE, CHAT_TOKENS, IM_END, IM_START, dialogue_encoder, exchanges
+from sightline.model.data.encoding import encode
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Role
 from sightline.model.data.tokenizer_training import (
     SPECIAL_TOKENS,
@@ -29,7 +29,7 @@ PARTS = (
     *("Hello", " Hello", "hello there,", "Größe", "e\u0301", "\u0301"),
     *("🙂", "👩‍👩‍👧", "日本語", "42", "...", "'s", "_"),
     *(" ", "  ", "\n", "\n\n", "\t", "\r\n", "\u00a0", "\u2028", "\x1c", "\u200b", "\x00"),
-    *("<|im_start|>", "<|im_end|>", "<|im_start|>assistant\n", "</s>", "<s>", "<pad>", "assistant\n", "<|im_", "{}"),
+    *("<|im_start", "im_end|>", "</ s>", "assistant\n", "<|im_", "{}"),
 )
 
 
@@ -81,7 +81,7 @@ def served(tokenizer: Tokenizer, folder: Path) -> TextTokenizer:
 
 
 def test_training_ids_equal_served_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    rng, service = Random(1), served(tokenizer, tmp_path)
+    rng, service, encoder = Random(1), served(tokenizer, tmp_path), dialogue_encoder(None, tokenizer)
     for _ in range(200):
         messages = random_messages(rng)
         ((ids, is_counted),) = encode(tokenizer, [DialogueRecord(tuple(messages))])
@@ -89,7 +89,7 @@ def test_training_ids_equal_served_ids(tokenizer: Tokenizer, tmp_path: Path) -> 
         replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
         for index in replies:
             prompt = service_ids(messages[:index], service)
-            assert prompt == encode_prompt(tokenizer, messages[:index])
+            assert prompt == encoder.prompt(DialogueRecord(tuple(messages[:index])))
             assert prompt == ids[: len(prompt)]
             # The loss begins where the service begins to generate, and ends with the message.
             assert is_counted[len(prompt) - 1 : len(prompt) + 1] == [0, 1]

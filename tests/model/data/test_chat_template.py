@@ -12,10 +12,9 @@ from sightline.base.text.chat import JinjaTemplate
 from sightline.model.config import PretrainedConfig
 from sightline.model.data.chat_template import (
     DialogueEncoder,
-    encode_records,
-    end_token,
-    read_chat_template,
+    dialogue_encoder,
 )
+from sightline.model.data.encoding import encode_language
 from sightline.model.data.records import DialogueMessage, DialogueRecord, TextRecord
 from tests.export.chat_templates import (
     CHATML,
@@ -206,7 +205,7 @@ def test_replies_without_loss_are_not_marked(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (CHATML, "the chat template of the checkpoint takes none"),
+        (CHATML, "the chat template of the model takes none"),
         ("{{ tools | tojson if tools }}" + TEMPLATE, "leaves out calls of tools"),
         ("{{ tools | tojson if tools }}" + ONLY_LAST_CALL, "leaves out calls of tools"),
     ],
@@ -241,17 +240,16 @@ def test_special_tokens_in_messages_are_refused(tokenizer: Tokenizer) -> None:
 def test_special_tokens_are_variables_of_the_template(tokenizer: Tokenizer) -> None:
     chat = {"program": LLAMA_2, "tokens": {"bos_token": "<s>", "eos_token": "</s>"}}
     config = PretrainedConfig(211, task="language-model", chat=chat)
-    assert end_token(config, tokenizer) == tokenizer.token_to_id("</s>")
-    assert read_chat_template(PretrainedConfig(211, task="language-model")) is None
+    assert dialogue_encoder(config, tokenizer).end_token() == tokenizer.token_to_id("</s>")
 
 
 def test_records_are_encoded(tokenizer: Tokenizer) -> None:
     config = PretrainedConfig(211, task="language-model", chat={"program": TEMPLATE}, eos_id=2)
-    text, dialogue = encode_records(config, tokenizer, [TextRecord("ab"), RECORD])
+    text, dialogue = encode_language(tokenizer, [TextRecord("ab"), RECORD], config, 100)
     assert text == [([*tokenizer.encode("ab").ids, 2], [0, 1, 1])]
-    assert encode_records(config, tokenizer, [TextRecord("abc")], 3) == [
+    assert encode_language(tokenizer, [TextRecord("abc")], config, 3) == [
         [([*text[0][0][:2], *tokenizer.encode("c").ids], [0, 1, 1]), ([*tokenizer.encode("c").ids, 2], [0, 1])]
     ]
     assert dialogue == encoder(TEMPLATE, tokenizer).encode(RECORD)
     with pytest.raises(UsageError, match="no chat template for dialogues"):
-        encode_records(dataclasses.replace(config, chat={}), tokenizer, [RECORD])
+        encode_language(tokenizer, [RECORD], dataclasses.replace(config, chat={}), 100)

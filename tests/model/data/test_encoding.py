@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, models
 
 from sightline.base.errors import UsageError
 from sightline.model.data import tokenizer_training
-from sightline.model.data.chat_format import CHAT_TOKENS, IM_START
-from sightline.model.data.encoding import encode, encode_prompt
+from sightline.model.data.chat_template import CHAT_TOKENS, IM_START, dialogue_encoder
+from sightline.model.data.encoding import encode
 from sightline.model.data.examples import MemoryExamples
 from sightline.model.data.records import DialogueMessage, DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
 from sightline.model.data.tokenizer_training import (
@@ -60,11 +60,6 @@ def test_few_characters_are_encoded_at_once(tokenizer: Tokenizer, monkeypatch: p
     given = encode_lines(cast(Tokenizer, Recorded()), lines)
     assert given == [encoding.ids for encoding in tokenizer.encode_batch(lines)]
     assert batches == [["A dog.", ""], ["Two cats sleep in the sun.", "Rain.", "A"], ["Snow."]]
-
-
-def test_an_unknown_label_is_rejected(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="the label 'd' is not one of a, b"):
-        encode(tokenizer, [LabelledRecord("A dog.", ("d",))], labels=("a", "b"))
 
 
 def test_no_records_give_no_examples(tokenizer: Tokenizer) -> None:
@@ -147,14 +142,15 @@ def test_only_replies_with_loss_are_counted_and_windows_without_any_are_left_out
 
 def test_tools_need_the_template_of_a_checkpoint(chat_tokenizer: Tokenizer) -> None:
     tools = DialogueRecord(dialogue(1).messages, ({"type": "function", "function": {"name": "f"}},))
-    result = DialogueRecord((DialogueMessage("tool", "x"), *dialogue(1).messages))
-    for record in (tools, result):
+    function = {"id": "call00000", "type": "function", "function": {"name": "find", "arguments": {}}}
+    calls = DialogueRecord((DialogueMessage("user", "x"), DialogueMessage("assistant", "", tool_calls=(function,))))
+    for record in (tools, calls):
         with pytest.raises(UsageError, match="--from"):
             encode(chat_tokenizer, [record])
 
 
 def test_a_prompt_ends_with_the_start_of_a_reply(chat_tokenizer: Tokenizer) -> None:
-    ids = encode_prompt(chat_tokenizer, [DialogueMessage("user", "And?")])
+    ids = dialogue_encoder(None, chat_tokenizer).prompt(DialogueRecord((DialogueMessage("user", "And?"),)))
     start = len(ids) - ids[::-1].index(special_id(chat_tokenizer, IM_START))
     assert decode_ids(chat_tokenizer, ids[start:]) == "assistant\n"
 

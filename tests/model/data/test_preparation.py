@@ -24,9 +24,10 @@ from sightline.model.data.examples import Example, Examples, MemoryExamples
 from sightline.model.data.facts import Facts, Lengths, check_corpus, measure, summary
 from sightline.model.data.files import CorpusError
 from sightline.model.data.formats import Reading
-from sightline.model.data.preparation import Encode, Prepared, check_space, check_writable, prepare
+from sightline.model.data.preparation import Encode, Prepared, prepare
 from sightline.model.data.records import PairRecord, Record, TaskName, TextRecord
 from sightline.model.data.tokenizer_training import encode_lines, train_tokenizer
+from sightline.model.training.folder import locked
 
 PAIRS = [(f"{animal} {number}", f"{number} {animal}!") for animal in ("Hund", "Katze", "Maus") for number in range(20)]
 
@@ -418,31 +419,13 @@ def test_facts_can_be_stored_as_json(tmp_path: Path, toy: Tokenizer) -> None:
 
 
 def test_a_folder_without_write_access_is_an_error(tmp_path: Path) -> None:
-    check_writable(tmp_path / "new" / "run")
-    check_writable(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UsageError) as caught:
-        check_writable(Path("/proc/run"))  # not even root can write there
-    assert str(caught.value) == (
-        "no write access to /proc (No such file or directory); change its permissions, or choose another folder for "
-        "the run"
-    )
+    with locked(tmp_path / "new" / "run"), locked(tmp_path):
+        pass
     (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(UsageError) as caught:
-            check_writable(path)
-        assert str(caught.value) == f"{tmp_path / 'file'} is a file; choose a folder for the run"
-
-
-def test_too_little_space_is_an_error(tmp_path: Path) -> None:
-    check_space(tmp_path / "run", 1)
-    with pytest.raises(UsageError) as caught:
-        check_space(tmp_path / "run", 2**60)
-    message = str(caught.value)
-    assert message.startswith(f"the disk of {tmp_path} has ")
-    assert message.endswith(
-        " MiB free, but new checkpoints need 1,099,511,627,776 MiB; remove files, or choose another folder for the run"
-    )
+    # Not even root can write to /proc.
+    for path in (Path("/proc/run"), Path("/proc"), tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UsageError, match=rf"cannot write to the folder {path} \(.*\); .*choose another"):
+            locked(path).__enter__()
 
 
 def write_random_pairs(folder: Path, count: int) -> None:

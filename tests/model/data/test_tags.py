@@ -60,5 +60,3 @@ def test_a_token_has_the_tag_of_an_entity_of_which_it_has_a_part(tokenizer: Toke
     assert tagged(record.text, record.entities).notes == (CUT,)
     assert tagged(TEXT, RECORD.entities) == RECORD
     assert not tagged("我在北京。", [Entity(2, 4, "LOC")]).notes
-    with pytest.raises(ValueError, match="the label 'X' is not one of the model"):
-        encode_tagged(tokenizer, [TaggedRecord("a", (Entity(0, 1, "X"),))], TAGS, 100)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from sightline.model.checkpoint import load_checkpoint
+from sightline.model.checkpoint import load_model
 from sightline.model.data.records import PairRecord
 from sightline.model.data.text import read_lines
 from sightline.model.data.tokenizer_training import decode_ids, encode_lines
@@ -78,7 +78,7 @@ def test_bleu_has_the_tokenizer_of_the_target_language(
 
 
 def test_the_metrics_of_records_have_the_tokenizer_of_the_references(tokenizer: Tokenizer, checkpoint: Path) -> None:
-    methods = evaluate_translation(load_checkpoint(checkpoint)[0], tokenizer, [PairRecord("A dog.", ZH)]).methods
+    methods = evaluate_translation(load_model(checkpoint)[0], tokenizer, [PairRecord("A dog.", ZH)]).methods
     assert "bs:1000|" in str(methods["BLEU"].signature) and "tok:zh|" in str(methods["BLEU"].signature)
 
 
@@ -108,7 +108,7 @@ def test_a_tokenised_reference_of_another_length_is_rejected(corpus: Path, tmp_p
 
 
 def test_translations_with_one_beam_are_the_greedy_ones(tokenizer: Tokenizer, checkpoint: Path) -> None:
-    model, _ = load_checkpoint(checkpoint)
+    model, _ = load_model(checkpoint)
     sentences = ["A dog sleeps.", "Two men sing."]
     expected = [
         decode_ids(tokenizer, greedy(pytorch_steps(model, ids), 1, 2, model.config.max_positions).ids)

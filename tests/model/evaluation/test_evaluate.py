@@ -10,9 +10,9 @@ from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.checkpoint import load_checkpoint, load_model, save_checkpoint
+from sightline.model.checkpoint import load_model, save_checkpoint
 from sightline.model.config import CausalConfig, EncoderConfig
-from sightline.model.data.chat_format import CHAT_TOKENS
+from sightline.model.data.chat_template import CHAT_TOKENS
 from sightline.model.data.records import DialogueMessage, DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
 from sightline.model.data.tokenizer_training import encode_lines, train_tokenizer
 from sightline.model.decoding import translate_batch
@@ -34,7 +34,7 @@ def test_groups_have_each_index_once_within_their_size(max_tokens: int) -> None:
 
 
 def test_a_translation_model_is_scored_by_beam_search(checkpoint: Path) -> None:
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_model(checkpoint)
     found = evaluate_model(model, tokenizer, PAIRS, num_beams=2)
     assert found.details["outputs"] == translate(model, tokenizer, [pair.source for pair in PAIRS], 2, 1.0)
     bleu, chrf = found.methods["BLEU"], found.methods["chrF"]
@@ -45,7 +45,7 @@ def test_a_translation_model_is_scored_by_beam_search(checkpoint: Path) -> None:
 
 
 def test_the_metric_of_translation_during_training_is_that_of_greedy_outputs(checkpoint: Path) -> None:
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_model(checkpoint)
     assert isinstance(model, Transformer)
     sources = encode_lines(tokenizer, [pair.source for pair in PAIRS])
     limit = 2 * max(map(len, sources)) + 10

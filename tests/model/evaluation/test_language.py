@@ -12,9 +12,8 @@ from tokenizers import Tokenizer
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.factory import build_model
 from sightline.model.config import CausalConfig
-from sightline.model.data.chat_format import CHAT_TOKENS, IM_END
-from sightline.model.data.chat_template import encode_records
-from sightline.model.data.encoding import encode, encode_prompt
+from sightline.model.data.chat_template import CHAT_TOKENS, IM_END, dialogue_encoder
+from sightline.model.data.encoding import encode, encode_language
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord
 from sightline.model.data.tokenizer_training import decode_ids, special_id, train_tokenizer
 from sightline.model.evaluation import language
@@ -48,10 +47,14 @@ def dialogue(*contents: str) -> DialogueRecord:
     )
 
 
+def prompt_ids(tokenizer: Tokenizer, messages: Sequence[DialogueMessage]) -> list[int]:
+    return dialogue_encoder(None, tokenizer).prompt(DialogueRecord(tuple(messages)))
+
+
 def greedy_answer(
     model: CausalModel, tokenizer: Tokenizer, messages: Sequence[DialogueMessage], max_new_tokens: int
 ) -> str:
-    prompt, end_ids = encode_prompt(tokenizer, messages), (special_id(tokenizer, IM_END), 2)
+    prompt, end_ids = prompt_ids(tokenizer, messages), (special_id(tokenizer, IM_END), 2)
     ids = greedy(pytorch_steps(model, prompt), prompt[-1], end_ids, max_new_tokens).ids
     return decode_ids(tokenizer, ids)
 
@@ -86,7 +89,7 @@ def test_replies_are_those_of_greedy_decoding(tokenizer: Tokenizer) -> None:
     config = CausalConfig(tokenizer.get_vocab_size(), d_model=16, num_heads=2, d_ff=16, layers=1, max_positions=96)
     model = CausalModel(config).eval()
     records = [dialogue(question, "Fine.") for question in QUESTIONS]
-    limit = len(encode(tokenizer, records[:1])[0][0]) - len(encode_prompt(tokenizer, records[0].messages[:1]))
+    limit = len(encode(tokenizer, records[:1])[0][0]) - len(prompt_ids(tokenizer, records[0].messages[:1]))
     answers = answer_dialogues(model, tokenizer, records)
     assert [one.message for one in answers] == list(QUESTIONS)
     assert [one.expected for one in answers] == ["Fine."] * 3
@@ -109,7 +112,7 @@ def test_the_last_reply_is_generated_after_all_earlier_messages(
     record = dialogue("How are you?", "Well.", "And the dog?", "Fine.", "Good.")
     (answer,) = answer_dialogues(model, tokenizer, [TextRecord("x"), record])
     assert answer.is_exact
-    assert read == [encode_prompt(tokenizer, record.messages[:3])]
+    assert read == [prompt_ids(tokenizer, record.messages[:3])]
     metrics = evaluate_language(model, tokenizer, [record, dialogue("x", "y")]).metrics
     assert metrics["exact answers"] == 50
 
@@ -143,7 +146,7 @@ def test_predictions_belong_to_their_records_although_one_gives_several_examples
     model: Any = build_model(start.config).eval()
     too_long = dialogue("x", "y", "c", "d")  # it is divided
     records: list[TextRecord | DialogueRecord] = [too_long, TextRecord("A man sleeps."), dialogue("x", "y")]
-    parts = encode_records(model.config, start.tokenizer, records, model.config.max_positions)
+    parts = encode_language(start.tokenizer, records, model.config, model.config.max_positions)
     assert [len(examples) for examples in parts] == [2, 1, 1]
     rows = evaluate_language(model, start.tokenizer, records).predictions
     assert json.loads(json.dumps(rows)) == rows and rows[1]["text"] == "A man sleeps."

@@ -1,6 +1,6 @@
 import pytest
 
-from sightline.model.evaluation.share import Share
+from sightline.model.evaluation.result import Share
 
 
 def test_the_interval_is_wilsons() -> None:

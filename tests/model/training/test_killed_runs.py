@@ -15,9 +15,9 @@ import pytest
 
 from sightline.base.errors import Interrupted, exit_status
 from sightline.model.checkpoint import load_metadata
+from sightline.model.config import OWN_TASKS
 from sightline.model.data.records import TaskName
 from sightline.model.data.samples import write_sample
-from sightline.model.training.start import OWN_TASKS
 from sightline.model.training.trainer import Trainer
 from tests.model.training.toys import TOYS, assert_same_run, toy_trainer, train_toy
 

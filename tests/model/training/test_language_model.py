@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.config import CausalConfig
-from sightline.model.data.chat_format import CHAT_TOKENS
+from sightline.model.data.chat_template import CHAT_TOKENS
 from sightline.model.data.encoding import encode
 from sightline.model.data.examples import Example, MemoryExamples
 from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord

@@ -12,7 +12,7 @@ import torch
 from sightline.model.training.curve import draw_curve
 from sightline.model.training.folder import read_log
 from sightline.model.training.options import read_train_config
-from sightline.model.training.run_report import MEASURED_STEPS, Estimate, differences, duration
+from sightline.model.training.run_report import MEASURED_STEPS, differences, duration
 from sightline.model.training.task import Evaluation
 from tests.model.training.toys import toy_trainer
 
@@ -29,19 +29,20 @@ def test_a_line_every_few_seconds_has_the_speed_and_the_time_that_is_left(
     assert lines == ["epoch 1 of 24, step 0: loss 0.000, rate 1.5e-03, 800 tokens/s, 90 s left"] * 2
 
 
-def test_the_time_left_follows_from_measured_steps_and_validations() -> None:
-    estimate = Estimate()
-    estimate.add(100.0)  # the first step prepares much that the others use
+def test_the_time_left_follows_from_measured_steps_and_validations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = toy_trainer("translation", tmp_path, epochs=1)._report
+    report.step(100, 400, 1e-3, seconds=100.0)  # the first step prepares much that the others use
     for number in range(MEASURED_STEPS):
-        assert estimate.step_seconds is None
-        estimate.add(1.0 + number % 2)
-    mean = sum(1.0 + number % 2 for number in range(MEASURED_STEPS)) / MEASURED_STEPS
-    assert estimate.is_first
-    assert estimate.step_seconds == pytest.approx(mean)
-    estimate.add(6.0, steps=0)
-    assert estimate.step_seconds == pytest.approx(mean + 6.0 / MEASURED_STEPS)
-    estimate.add(1.0)
-    assert not estimate.is_first
+        assert "expected" not in capsys.readouterr().err
+        report.step(100, 400, 1e-3, seconds=1.0 + number % 2)
+    assert "expected: 2 min for at most 100 more steps of 1.4 s;" in capsys.readouterr().err
+    report.epoch(None, None, seconds=6.0, is_whole=False)
+    report.step(100, 400, 1e-3, seconds=1.4)
+    report.step(100, 400, 1e-3, seconds=5.0)
+    printed = capsys.readouterr().err
+    assert "5 min left" in printed and "expected" not in printed
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (99, "99 s"), (720, "12 min"), (12_000, "3 h 20 min")])

@@ -22,7 +22,6 @@ from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata, load_model, load_tensors, save_checkpoint
 from sightline.model.config import ClassifierConfig, PretrainedConfig, model_config_to_json, read_model_config
-from sightline.model.data.chat_template import read_chat_template
 from sightline.model.data.tokenizer_training import check_tokenizer
 from sightline.model.training.start import Start, start_from
 from tests.model.pretrained_folders import TEMPLATE, begin, check_here, write_decoder, write_encoder, write_translator
@@ -332,7 +331,7 @@ def test_a_template_is_added_where_there_is_none(tmp_path: Path) -> None:
     write_decoder(tmp_path / "from")
     start, model = begin(tmp_path / "from", "language-model", template=TEMPLATE)
     assert isinstance(start.config, PretrainedConfig)
-    assert read_chat_template(start.config) is not None
+    assert start.config.chat
     saved = save(tmp_path / "from", start, model, "language-model", tmp_path / "run")
     assert (saved / "chat_template.jinja").read_text("utf-8") == TEMPLATE
     assert json.loads((saved / "generation_config.json").read_text("utf-8"))["eos_token_id"] == [4, 7, 9]

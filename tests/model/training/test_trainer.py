@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from sightline.base.errors import UsageError
-from sightline.model.checkpoint import average, load_checkpoint, load_metadata
+from sightline.model.checkpoint import average, load_metadata, load_model
 from sightline.model.config import TransformerConfig
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
 from sightline.model.data.tokenizer_training import train_tokenizer
@@ -84,7 +84,7 @@ def test_training_lowers_the_loss_and_writes_every_file_and_the_mean_of_the_last
     assert [path.name for path in sorted((unbroken / "epochs").iterdir())] == ["0002.safetensors", "0003.safetensors"]
     assert load_metadata(unbroken / "averaged" / "weights.safetensors") == {"epochs": [2, 3]}
     for name in ("best", "averaged"):
-        load_checkpoint(unbroken / name)
+        load_model(unbroken / name)
     best = min(rows, key=lambda row: row["validation_loss"])
     assert load_metadata(unbroken / "best" / "weights.safetensors")["epoch"] == best["epoch"]
     expected = average(sorted((unbroken / "epochs").iterdir()))
@@ -227,24 +227,6 @@ def test_a_run_that_ended_before_its_first_state_starts_again(
     (run / "state.safetensors").unlink()  # which is written last
     train()
     assert_same_run(unbroken, run)
-
-
-def test_an_example_that_the_model_cannot_read_is_rejected_before_a_run_starts(
-    run: Path, tmp_path: Path, corpus: Path, toy_config: MakeConfig
-) -> None:
-    def short(vocab_size: int) -> TransformerConfig:
-        return dataclasses.replace(toy_config(vocab_size), max_positions=40)
-
-    long = Path(shutil.copytree(corpus, tmp_path / "data"))
-    for side in ("en", "de"):
-        with (long / f"train.{side}").open("a", encoding="utf-8") as file:
-            file.write("A dog of many colours and names, of which nobody knows all.\n")
-    with pytest.raises(
-        ValueError, match=r"train has \d+ tokens, but max_positions of the model is 40; set --max-length-tokens to 40"
-    ):
-        make_trainer(run, long, short)
-    assert not (run / "train.json").exists()
-    make_trainer(run, long, short, TOY.model_copy(update={"max_length_tokens": 40, "epochs": 1})).fit()
 
 
 def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_rejected(
