@@ -165,6 +165,24 @@ class IdLists:
         return len(self.lists)
 
 
+@dataclass(frozen=True)
+class UploadedFile:
+    """A file in a multipart form."""
+
+    name: str  # as the client names it
+    data: bytes
+
+    @property
+    def extension(self) -> str:
+        return self.name.rpartition(".")[2].lower()
+
+
+def check_file(value: Any) -> UploadedFile:
+    if not isinstance(value, UploadedFile):
+        raise field_error("invalid_parameter", "It must be a file with a name; send the form as multipart/form-data.")
+    return value
+
+
 def check_text(value: Any, *path: int, allow_blank: bool = False) -> str:
     """Return a string with more than whitespace, or with `allow_blank` any string.
 
@@ -326,6 +344,12 @@ _IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0, "maxi
 TEXTS_OR_IDS_SCHEMA: dict[str, Any] = {"anyOf": [*TEXTS_SCHEMA["anyOf"], _IDS_SCHEMA, list_schema(_IDS_SCHEMA)]}
 TextsOrIds = Annotated[Texts | IdLists, PlainValidator(check_texts_or_ids), WithJsonSchema(TEXTS_OR_IDS_SCHEMA)]
 TextsWithoutIds = Annotated[Texts, PlainValidator(check_texts_without_ids), WithJsonSchema(TEXTS_SCHEMA)]
+File = Annotated[
+    UploadedFile,
+    PlainValidator(check_file),
+    WithJsonSchema({"type": "string", "format": "binary"}),
+    Field(description="The document; the end of its name decides its format."),
+]
 Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(TEXT_SCHEMA)]
 Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]
 

@@ -1,5 +1,6 @@
 """Sentences of HTML and XML: text and elements inside of each other, read as a text with marks."""
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -68,6 +69,9 @@ def _fill(parent: Any, last: Any, nodes: Sequence[Node], things: Sequence[Any], 
                 last.tail = (last.tail or "") + text or None
             continue
         element = things[node[0]]
+        if element.getparent() is not None:  # it occurs before: its mark is split
+            element = copy.copy(element)
+            element.attrib.pop("id", None)
         if stands_for(element) is None:
             element.text, element[:] = None, []
             _fill(element, None, node[1], things, stands_for)

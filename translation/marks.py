@@ -25,6 +25,7 @@ class Mark:
     # inside is copied, and takes the place of its translation.
     kind: Literal["around", "keep"] = "around"
     parent: int | None = None  # index of the mark that this one is inside of; an earlier one
+    may_split: bool = False  # if its translation is scattered, the mark occurs several times
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class PlacedMark:
 
 @dataclass(frozen=True)
 class TranslatedText:
-    """A translation with the marks of its source, each of which occurs once.
+    """A translation with the marks of its source, each of which occurs once unless it may split.
 
     Marks are well-nested: each is inside of its parent, and those of one parent do not overlap.
     They are sorted, so that a mark precedes those after it and those inside of it.

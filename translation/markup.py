@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sightline.base.text.sentences import has_letter
@@ -28,6 +29,7 @@ _POINTS = _names(
     "pre script source style svg template textarea track video wbr"
 )
 _CODE = _names("code kbd samp tt var")
+_FORMATS = _names("b big del em font i ins mark s small span strike strong u")
 _ATTRIBUTES = _names("alt aria-description aria-label aria-placeholder label placeholder summary title")
 _META = _names(
     "description keywords og:title og:description og:image:alt twitter:title twitter:description twitter:image:alt"
@@ -40,6 +42,21 @@ _DECLARATION = re.compile(r"<\?xml\b[^>]*\?>\s*")
 XHTML = "{http://www.w3.org/1999/xhtml}"
 
 
+@dataclass(frozen=True)
+class Tags:
+    """Roles of the elements of HTML or XML, beside those that HTML defines."""
+
+    kind: MarkupKind
+    kept: frozenset[str] = frozenset()  # copied with their content
+    blocks: frozenset[str] = frozenset()  # they end a sentence
+    inline: frozenset[str] = frozenset()  # they are a part of one
+    has_outline: bool = True  # elements of XML without text beside them end a sentence
+    splits_formats: bool = False  # elements that only format may occur several times in a translation
+
+
+HTML = Tags("html")
+
+
 class MarkupError(ValueError):
     """Markup that cannot be read; the message completes "It"."""
 
@@ -47,13 +64,13 @@ class MarkupError(ValueError):
 class Markup(Texts):
     """A document or a part of one, with the texts in it."""
 
-    def __init__(self, source: str, kind: MarkupKind) -> None:
+    def __init__(self, source: str, tags: Tags) -> None:
         """Read HTML, also if it is damaged, or XML.
 
         Raises `MarkupError`, or `ModuleNotFoundError` without lxml.
         """
         super().__init__()
-        self._is_html = kind == "html"
+        self._is_html = tags.kind == "html"
         source = INVALID.sub("", source)
         declaration = None if self._is_html else _DECLARATION.match(source)
         self._declaration = declaration[0] if declaration else ""
@@ -61,7 +78,11 @@ class Markup(Texts):
         self._root, self._is_part = _read_html(source) if self._is_html else _read_xml(source)
         if any(depth > MAX_DEPTH for depth in _depths(self._root)):
             raise MarkupError(f"It must have at most {MAX_DEPTH} elements inside of each other.")
-        add_markup(self, self._root, kind)
+        add_markup(self, self._root, tags)
+        for text, mark, name in self.tags if tags.splits_formats else ():
+            marks = [*self.texts[text].marks]
+            marks[mark] = replace(marks[mark], may_split=name in _FORMATS)
+            self.texts[text] = replace(self.texts[text], marks=marks)
 
     @property
     def tags(self) -> Iterator[tuple[int, int, str]]:
@@ -94,17 +115,17 @@ class Markup(Texts):
         return self._declaration + written
 
 
-def add_markup(texts: Texts, root: Any, kind: MarkupKind) -> None:
+def add_markup(texts: Texts, root: Any, tags: Tags) -> None:
     """Add the texts of an element: its blocks, and the attributes that people read."""
-    is_html = kind == "html"
-    _add_block(texts, root, is_html)
-    if is_html:
-        _add_attributes(texts, root)
+    _add_block(texts, root, tags)
+    if tags.kind == "html":
+        _add_attributes(texts, root, tags)
 
 
-def _add_block(texts: Texts, element: Any, is_html: bool) -> None:
+def _add_block(texts: Texts, element: Any, tags: Tags) -> None:
     """Add the texts of an element that contains whole sentences."""
-    if _is_kept(element, is_html) or (is_html and _name(element) in _POINTS):
+    is_html = tags.kind == "html"
+    if _is_kept(element, tags) or (is_html and _name(element) in _POINTS):
         return
 
     def stands_for(inner: Any) -> str | None:
@@ -112,7 +133,7 @@ def _add_block(texts: Texts, element: Any, is_html: bool) -> None:
             return ""
         if is_html and _name(inner) in _POINTS:
             return "\n" if _name(inner) == "br" else ""
-        return "".join(inner.itertext()) if _is_kept(inner, is_html) else None
+        return "".join(inner.itertext()) if _is_kept(inner, tags) else None
 
     def finish() -> None:
         add_content(texts, element, after, inline, stands_for, collapses=is_html)
@@ -120,11 +141,11 @@ def _add_block(texts: Texts, element: Any, is_html: bool) -> None:
     has_text = any((text or "").strip() for text in [element.text, *[child.tail for child in element]])
     after, inline = None, list[Any]()
     for child in list(element):
-        if _is_inline(child, is_html, has_text):
+        if _is_inline(child, tags, has_text):
             inline.append(child)
         else:
             finish()
-            _add_block(texts, child, is_html)
+            _add_block(texts, child, tags)
             after, inline = child, []
     finish()
 
@@ -134,24 +155,28 @@ def _name(element: Any) -> str:
     return element.tag.removeprefix(XHTML) if isinstance(element.tag, str) else ""
 
 
-def _is_inline(element: Any, is_html: bool, has_text: bool) -> bool:
-    if not isinstance(element.tag, str):
-        return True
-    return not any(_name(inner) in _BLOCKS for inner in element.iter()) if is_html else has_text
+def _is_inline(element: Any, tags: Tags, has_text: bool) -> bool:
+    is_html = tags.kind == "html"
+    blocks = tags.blocks | (_BLOCKS - tags.inline if is_html else frozenset())
+    if any(_name(inner) in blocks for inner in element.iter()):
+        return False
+    return is_html or has_text or not tags.has_outline or _name(element) in ("", *tags.inline)
 
 
-def _is_kept(element: Any, is_html: bool) -> bool:
+def _is_kept(element: Any, tags: Tags) -> bool:
     """Return True for an element whose text must not be translated."""
     name = _name(element)
-    if not name or element.get("translate") == "no":
+    if not name or element.get("translate") == "no" or name in tags.kept:
         return True
     # Pictures and formulas in XHTML have another namespace.
-    return is_html and (name in _CODE or name[0] == "{" or "notranslate" in element.get("class", "").split())
+    return tags.kind == "html" and (
+        name in _CODE or name[0] == "{" or "notranslate" in element.get("class", "").split()
+    )
 
 
-def _add_attributes(texts: Texts, element: Any) -> None:
+def _add_attributes(texts: Texts, element: Any, tags: Tags) -> None:
     """Add the attributes of an element of HTML, and of those inside of it."""
-    if _is_kept(element, is_html=True):
+    if _is_kept(element, tags):
         return
     names = [name for name in element.attrib if name in _ATTRIBUTES]
     if _name(element) == "meta" and (element.get("name") or element.get("property") or "").lower() in _META:
@@ -162,7 +187,7 @@ def _add_attributes(texts: Texts, element: Any) -> None:
         if has_letter(element.get(name, "")):
             texts.add(MarkedText(element.get(name)), _attribute_writer(element, name))
     for child in element:
-        _add_attributes(texts, child)
+        _add_attributes(texts, child, tags)
 
 
 def _attribute_writer(element: Any, name: str) -> Writer:

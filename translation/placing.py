@@ -21,6 +21,7 @@ class _Node:
     start: int  # in the source sentence
     end: int
     continues: tuple[bool, bool]  # it began before the sentence; it ends after it
+    may_split: bool
     children: list["_Node"]
     exact: Span | None = None  # target characters of a mark inside of what is kept
 
@@ -40,12 +41,13 @@ def place_marks(aligned: Aligned, size: int, marks: dict[int, Mark]) -> list[Pla
     roots: list[_Node] = []
     for index, mark in marks.items():
         continues = mark.start < 0, mark.end > size
-        node = _Node(index, max(mark.start, 0), min(mark.end, size), continues, [])
+        may_split = mark.may_split and not any(continues)
+        node = _Node(index, max(mark.start, 0), min(mark.end, size), continues, may_split, [])
         placer.snap(node)
         nodes[index] = node
         parent = mark.parent
         (nodes[parent].children if parent is not None and parent in nodes else roots).append(node)
-    whole = _Node(-1, 0, size, (True, True), roots)
+    whole = _Node(-1, 0, size, (True, True), False, roots)
     placer.place_children(whole, (0, len(aligned.target_words)), (0, len(aligned.text)))
     return placer.placed
 
@@ -85,14 +87,13 @@ class _Placer:
         spans = [child for child in parent.children if not child.is_point or child.exact]
         for child in sorted(spans, key=certainty):
             others = set().union(*[words for index, words in required.items() if index != child.index]) | taken
-            own_words, own_characters, confidence = self._range(
-                parent, child, words, characters, required[child.index], others
-            )
-            self.placed.append(PlacedMark(child.index, *own_characters, confidence))
-            if own_characters[0] < own_characters[1]:
-                taken.update(range(*own_words))
-                places.append(own_characters)
-            self.place_children(child, own_words, own_characters)
+            ranges, confidence = self._ranges(parent, child, words, characters, required[child.index], others)
+            for own_words, own_characters in ranges:
+                self.placed.append(PlacedMark(child.index, *own_characters, confidence))
+                if own_characters[0] < own_characters[1]:
+                    taken.update(range(*own_words))
+                    places.append(own_characters)
+            self.place_children(child, *ranges[0])
         for child in parent.children:
             if child.is_point and not child.exact:
                 position = self._outside(self._point(parent, child.start, words, characters), places)
@@ -107,16 +108,19 @@ class _Placer:
             if word.kept and not node.is_point and node.start < word.kept[1] and word.kept[0] < node.end
         }
 
-    def _range(
+    def _ranges(
         self, parent: _Node, child: _Node, words: Span, characters: Span, required: set[int], others: set[int]
-    ) -> tuple[Span, Span, float]:
-        """Return the words, the characters and the confidence of a mark."""
+    ) -> tuple[list[tuple[Span, Span]], float]:
+        """Return the words and the characters of each part of a mark, and the confidence.
+
+        There is one part, unless the mark may split.
+        """
         target = self._aligned.target_words
         if child.exact is not None:
             own = min(required, default=words[0])
-            return (own, own + 1), child.exact, 1.0
+            return [((own, own + 1), child.exact)], 1.0
         if (child.start, child.end) == (parent.start, parent.end) and not others:
-            return words, characters, 1.0
+            return [(words, characters)], 1.0
         columns = [
             index
             for index, word in enumerate(self._aligned.source_words)
@@ -127,15 +131,19 @@ class _Placer:
             -np.inf if index in others else _REQUIRED if index in required else 0.0 if word.is_mark else share - 0.5
             for index, (word, share) in enumerate(zip(target, shares, strict=True))
         ]
-        best = self._best(values, words, child.continues)
-        if best is not None:
-            return best, self._characters(child, best, words, characters, others), self._confidence(shares, best, words)
+        found, may_split = list[Span](), child.may_split and not child.children
+        while (may_split or not found) and (best := self._best(values, words, child.continues)) is not None:
+            found.append(best)
+            values[slice(*best)] = [-np.inf] * (best[1] - best[0])
+        if found:
+            parts = [(best, self._characters(child, best, words, characters, others)) for best in sorted(found)]
+            return parts, self._confidence(shares, found, words)
         if any(child.continues):
             place = characters[0] if child.continues[0] else characters[1]
         else:
             places = [(target[index].start, target[index].end) for index in others if index < len(target)]
             place = self._outside(self._point(parent, child.start, words, characters), places)
-        return (words[0], words[0]), (place, place), 0.0
+        return [((words[0], words[0]), (place, place))], 0.0
 
     def _best(self, values: Sequence[float], words: Span, continues: tuple[bool, bool]) -> Span | None:
         """Return the best range of words; one that continues has the first or the last of them."""
@@ -170,10 +178,10 @@ class _Placer:
         end = characters[1] if child.continues[1] else target[last - 1].end
         return start, end
 
-    def _confidence(self, shares: Iterable[float], best: Span, words: Span) -> float:
+    def _confidence(self, shares: Iterable[float], found: Sequence[Span], words: Span) -> float:
         """Return the smallest share on the right side of the edges."""
         sides = [
-            share if best[0] <= index < best[1] else 1 - share
+            share if any(first <= index < last for first, last in found) else 1 - share
             for index, share in enumerate(shares)
             if words[0] <= index < words[1] and not self._aligned.target_words[index].is_mark
         ]

@@ -128,28 +128,34 @@ class _Text:
                 placed.setdefault(mark.index, []).append(moved)
             text, position = text + aligned.text, sentence.end
         text += source[position:]
-        marks = [self._whole(index, placed.get(index, []), bounds) for index in range(len(self.source.marks))]
+        marks = [
+            mark
+            for index in range(len(self.source.marks))
+            for mark in self._whole(index, placed.get(index, []), bounds)
+        ]
         return TranslatedText(text, _nested(self.source.marks, marks, len(text)), ranges)
 
-    def _whole(self, index: int, parts: Sequence[PlacedMark], bounds: Sequence[Span]) -> PlacedMark:
-        """Return the place of a mark: as its sentences have it, or as it is between them."""
+    def _whole(self, index: int, parts: Sequence[PlacedMark], bounds: Sequence[Span]) -> Sequence[PlacedMark]:
+        """Return the places of a mark: as its sentences have it, or as it is between them."""
         mark = self.source.marks[index]
 
         def moved(position: int) -> int:
             source, target = bounds[bisect_right(bounds, position, key=lambda bound: bound[0]) - 1]
             return target + position - source
 
-        def sentence_at(position: int) -> bool:
-            """Return True if a character is in a sentence."""
+        def sentence_at(position: int) -> int | None:
+            """Return the index of the sentence that has a character; None if none has it."""
             near = bisect_right(self.sentences, position, key=lambda sentence: sentence.start) - 1
-            return near >= 0 and position < self.sentences[near].end
+            return near if near >= 0 and position < self.sentences[near].end else None
 
         if mark.start == mark.end:
-            return parts[0] if parts else PlacedMark(index, moved(mark.start), moved(mark.start))
-        starts_inside, ends_inside = sentence_at(mark.start), sentence_at(mark.end - 1)
-        start = parts[0].start if starts_inside and parts else moved(mark.start)
-        end = parts[-1].end if ends_inside and parts else moved(mark.end)
-        return PlacedMark(index, start, max(start, end), min([part.confidence for part in parts], default=1.0))
+            return parts or [PlacedMark(index, moved(mark.start), moved(mark.start))]
+        first, last = sentence_at(mark.start), sentence_at(mark.end - 1)
+        if parts and first is not None and first == last:
+            return parts
+        start = parts[0].start if first is not None and parts else moved(mark.start)
+        end = parts[-1].end if last is not None and parts else moved(mark.end)
+        return [PlacedMark(index, start, max(start, end), min([part.confidence for part in parts], default=1.0))]
 
 
 def _nested(marks: Sequence[Mark], placed: Sequence[PlacedMark], size: int) -> list[PlacedMark]:

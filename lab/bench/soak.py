@@ -302,6 +302,9 @@ def _translations(model: str, text: str, number: int) -> list[Call]:
         Call("/translate/batch", {"from": "en", "to": "de", "texts": [text]}),
         Call("/imme", {"target_lang": "de", "text_list": [text]}),
         *(Call(f"{path}/detect", {"q": text}) for path in ("", "/language/translate/v2")),
+        *(Call(path, {}, 415) for path in ("/translate_file", "/v2/document")),  # documents come in forms
+        *(Call(f"/v2/document/x{end}", {"document_key": "x"}, 404) for end in ("", "/result")),
+        Call("/download_file/x", None, 404),
     ]
 
 
@@ -324,7 +327,7 @@ GETS = (
     *("/", "/page/main.js", "/v1/models", "/health", "/health/live", "/health/ready", "/ping", "/metrics"),
     *("/docs", "/docs/docs.js", "/openapi.json"),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/info", "/languages"),
-    *("/v2/languages", "/v2/usage", "/language/translate/v2/languages"),
+    *("/v2/languages", "/v2/usage", "/language/translate/v2/languages", "/frontend/settings"),
     *("/api/tags", "/api/ps", "/api/version"),
 )
 

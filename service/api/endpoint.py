@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol
+from urllib.parse import quote
 
 import orjson
 from fastapi import Depends, Path, Query, Request
@@ -17,6 +18,7 @@ from sightline.service.keys import Role
 
 JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "text/event-stream"
 NDJSON = "application/x-ndjson"  # JSON lines
+MULTIPART = "multipart/form-data"
 HTML, SVG, BINARY = "text/html", "image/svg+xml", "application/octet-stream"
 IN_QUERY = {"model", "type"}  # parameters that an endpoint may read from the query
 CALL = "sightline.call"  # key of the call in the ASGI scope
@@ -82,7 +84,8 @@ class BodyFormat:
     is_form: bool = True  # a body of the type of a form is one, and not JSON
 
 
-JSON_OR_FORM = BodyFormat((JSON, FORM))
+JSON_OR_FORM = BodyFormat((JSON, FORM, MULTIPART))
+WITH_FILE = BodyFormat((MULTIPART,))
 UNTYPED_JSON = BodyFormat((JSON, ""))  # of APIs whose clients send no Content-Type
 CURL_JSON = BodyFormat((*UNTYPED_JSON.media_types, FORM), is_form=False)  # `curl -d` names the type of a form
 
@@ -131,6 +134,11 @@ class Raw:
     media_type: str | None  # None for a status without a body
     status: int = 200
     headers: Mapping[str, str] | None = None
+
+
+def attachment(data: bytes, name: str) -> Raw:
+    """Return a file that a browser saves under a name."""
+    return Raw(data, BINARY, 200, {"content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"})
 
 
 def prefers(media_type: str, headers: Mapping[bytes, bytes]) -> bool:
@@ -220,6 +228,7 @@ class Endpoint:
     key_field: str | None = None  # field of the body that can have the key, if no header has it
     name: str | None = None  # in the OpenAPI document, if it is not that of the handler
     tags: Sequence[str] = ("sightline",)  # in the OpenAPI document: the APIs that have the endpoint
+    with_file: "Endpoint | None" = None  # takes its place if the body is a multipart form
 
     @cached_property
     def body_type(self) -> type[BaseModel] | None:

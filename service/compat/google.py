@@ -13,7 +13,7 @@ from sightline.service.body_fields import AnyTexts, RequestBody, must_equal
 from sightline.service.compat.common import Ignored
 from sightline.service.inference.language_choice import language_pairs
 from sightline.service.inference.routing import AUTO, detect, source_languages, translate_by_languages
-from sightline.translation.markup import MarkupKind
+from sightline.translation.markup import HTML
 
 PATH = "/language/translate/v2"
 
@@ -69,7 +69,7 @@ ERRORS = ErrorFormat(write_error, GoogleError, invalid_status=400)
 
 async def translate(call: Call, body: GoogleTranslateBody) -> GoogleData:
     """Translate texts or HTML, sentence by sentence."""
-    markup: MarkupKind | None = None if body.markup == "text" else "html"
+    markup = None if body.markup == "text" else HTML
     source = body.source_language or AUTO
     results = await translate_by_languages(call, body.inputs, source, body.target_language, markup)
     translations = [

@@ -1,33 +1,50 @@
 """Routes of LibreTranslate: translation, detection and languages, which select the models."""
 
+import secrets
 from functools import partial
-from typing import Annotated, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from sightline.base.bundle import MAX_BEAMS
 from sightline.base.text.languages import language_name
-from sightline.service.api.endpoint import ENGINE_ERRORS, JSON_OR_FORM, Call, Endpoint
-from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks
+from sightline.service.api.endpoint import (
+    BINARY,
+    ENGINE_ERRORS,
+    JSON_OR_FORM,
+    WITH_FILE,
+    Call,
+    Endpoint,
+    Headers,
+    Raw,
+    attachment,
+    described,
+)
+from sightline.service.body_fields import File, OnEmpty, RequestBody, TextsWithBlanks
+from sightline.service.inference.documents import read_file, translate_document
 from sightline.service.inference.language_choice import language_pairs
 from sightline.service.inference.routing import AUTO, detect, source_languages, translate_by_languages
 from sightline.service.inference.translation import DetectedLanguage
-from sightline.translation.markup import MarkupKind
+from sightline.translation.files.kinds import KINDS
+from sightline.translation.markup import HTML
 
 
-class TranslateBody(RequestBody):
-    on_empty: OnEmpty = "error"
-    inputs: Annotated[TextsWithBlanks, Field(alias="q", description="Text to translate, or a list of texts.")]
+class LanguagesBody(RequestBody):
     source_language: str = Field(alias="source", description='BCP 47 tag of the language, or "auto" to detect it.')
     target_language: str = Field(alias="target", description="BCP 47 tag of the language.")
+    api_key: str | None = Field(default=None, description="API key, if the service needs one.")
+
+
+class TranslateBody(LanguagesBody):
+    on_empty: OnEmpty = "error"
+    inputs: Annotated[TextsWithBlanks, Field(alias="q", description="Text to translate, or a list of texts.")]
     markup: Literal["text", "html"] | None = Field(
         default=None, alias="format", description="With html, tags are set where the words inside of them went."
     )
     alternatives: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] | None = Field(
         default=None, description="Number of alternative translations of each text, from a beam search."
     )
-    api_key: str | None = Field(default=None, description="API key, if the service needs one.")
 
     EXAMPLES = (
         {"q": "A dog runs.", "source": "en", "target": "de", "format": "text", "api_key": ""},
@@ -41,6 +58,16 @@ class DetectBody(RequestBody):
     api_key: str | None = Field(default=None, description="API key, if the service needs one.")
 
     EXAMPLES = ({"q": "A dog runs."},)
+
+
+class FileBody(LanguagesBody):
+    file: File
+
+    EXAMPLES = ({"file": "A `dog` runs.", "source": "en", "target": "de"},)
+
+
+class TranslatedFile(TypedDict):
+    translatedFileUrl: Annotated[str, Field(description="URL of the translation, which lasts for half an hour.")]
 
 
 class Detected(TypedDict):
@@ -73,7 +100,7 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     code, placeholders, numbers with units, and words that the model does not know.
     """
     call.field_names = {**call.field_names, "num_beams": "1 + alternatives"}
-    markup: MarkupKind | None = "html" if body.markup == "html" else None
+    markup = HTML if body.markup == "html" else None
     number = 1 + (body.alternatives or 0)
     results = await translate_by_languages(
         call, body.inputs, body.source_language, body.target_language, markup, number
@@ -94,6 +121,22 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     return response
 
 
+async def translate_file(call: Call, body: FileBody, headers: Headers) -> TranslatedFile:
+    """Translate a document, and return the URL for its download."""
+    document = await read_file(call, body.file)
+    requested = {"source_language": body.source_language, "target_language": body.target_language}
+    name = f"{secrets.token_hex(16)}.{body.file.extension}"
+    call.service.documents.put(name, "done", await translate_document(call, document, requested))
+    scheme = "https" if headers.get(b"x-forwarded-proto") == b"https" else "http"
+    return {"translatedFileUrl": f"{scheme}://{headers.get(b'host', b'').decode('latin-1')}/download_file/{name}"}
+
+
+async def download_file(call: Call, name: Annotated[str, described("Name in the URL of the translation.")]) -> Raw:
+    """Return a translated document."""
+    _, data = call.service.documents.get(name)
+    return attachment(data, name)
+
+
 async def detect_language(call: Call, body: DetectBody) -> list[Detected]:
     """Detect the language of a text, among those that are translated."""
     [found] = await detect([body.q], source_languages(call, None))
@@ -111,9 +154,34 @@ async def languages(call: Call) -> list[Language]:
     return [{"code": code, "name": language_name(code), "targets": pairs.get(code, [])} for code in codes]
 
 
+async def settings(call: Call) -> dict[str, Any]:
+    """Return what the page of LibreTranslate needs to know."""
+    return {
+        "apiKeys": call.service.keys is not None,
+        "keyRequired": call.service.keys is not None,
+        "charLimit": -1,
+        "filesTranslation": True,
+        "supportedFilesFormat": [f".{extension}" for extension in KINDS],
+        "frontendTimeout": 500,
+        "suggestions": False,
+        "language": {
+            name: {"code": code, "name": language_name(code)} for name, code in (("source", "auto"), ("target", "en"))
+        },
+    }
+
+
 _post = partial(Endpoint, "POST", body_format=JSON_OR_FORM, key_field="api_key")
 ENDPOINTS = (
     _post("/translate", translate, Translation, errors=(*ENGINE_ERRORS, "response_too_large")),
+    _post(
+        "/translate_file",
+        translate_file,
+        TranslatedFile,
+        errors=("deadline_exceeded", "response_too_large"),
+        body_format=WITH_FILE,
+    ),
+    Endpoint("GET", "/download_file/{name}", download_file, errors=("not_found",), media_types=(BINARY,), is_open=True),
+    Endpoint("GET", "/frontend/settings", settings, dict[str, Any], ignores_query=True),
     _post("/detect", detect_language, list[Detected]),
     Endpoint("GET", "/languages", languages, list[Language], errors=("loading",)),
 )

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 from sightline.service.api.endpoint import ENGINE_ERRORS, Call, Endpoint
 from sightline.service.body_fields import AnyTexts, RequestBody
 from sightline.service.inference.routing import AUTO, translate_by_languages
-from sightline.translation.markup import MarkupKind
+from sightline.translation.markup import HTML
 
 
 class ImmersiveBody(RequestBody):
@@ -51,7 +51,7 @@ class BatchResults(TypedDict):
 
 async def translate_batch(call: Call, body: BatchBody) -> BatchResults:
     """Translate texts or pieces of HTML."""
-    markup: MarkupKind | None = "html" if body.markup else None
+    markup = HTML if body.markup else None
     results = await translate_by_languages(call, body.inputs, body.source_language, body.target_language, markup)
     return {"results": [result[0].text for result in results]}
 

@@ -10,9 +10,9 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from sightline.service.api.endpoint import CALL, NATIVE_ERRORS, Endpoint, ErrorFormat
+from sightline.service.api.endpoint import CALL, JSON, NATIVE_ERRORS, Endpoint, ErrorFormat
 from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
-from sightline.service.body_fields import IdLists, Texts
+from sightline.service.body_fields import IdLists, Texts, UploadedFile
 from sightline.service.http.dispatch import EndpointRoute
 from sightline.service.http.http_call import HttpCall
 from sightline.service.http.openapi import KEY_SCHEMES, schemas_of_errors, shared_errors
@@ -111,12 +111,16 @@ class Application(FastAPI):
             description=self.description,
             routes=[*self._documented, *(route for route in self.routes if route not in self._documented)],
         )
+        # FastAPI also declares the types of fields that have another schema in this document.
+        hidden = {Texts.__name__, IdLists.__name__, UploadedFile.__name__}
         for route in self._endpoint_routes:
-            del document["paths"][route.path][route.declared.method.lower()]["responses"]["default"]
+            operation, declared = document["paths"][route.path][route.declared.method.lower()], route.declared
+            del operation["responses"]["default"]
+            if declared.body_type is not None and JSON not in declared.body_format.media_types:
+                del operation["requestBody"]["content"][JSON]
+                hidden.add(declared.body_type.__name__)
         endpoints, components = [route.declared for route in self._endpoint_routes], document["components"]
         schemas = components["schemas"] | schemas_of_errors(endpoints)
-        # FastAPI also declares the types of fields that have another schema in this document.
-        hidden = {Texts.__name__, IdLists.__name__}
         components["schemas"] = {name: schemas[name] for name in sorted(schemas.keys() - hidden)}
         components["responses"] = shared_errors(endpoints)
         self.openapi_schema = document

@@ -281,6 +281,8 @@ def summary_of(handler: Callable[..., Any]) -> str:
 async def respond(endpoint: Endpoint, request: Request) -> Response:
     """Call the endpoint of a request, if the caller has access, and return its response."""
     call: HttpCall = request.scope[CALL]
+    if endpoint.with_file is not None and call.headers.get(b"content-type", b"").lower().startswith(b"multipart/"):
+        endpoint = endpoint.with_file
     call.endpoint, call.error_format = endpoint, endpoint.error_format
     call.check_access(call, endpoint)
     service, arguments = call.service, dict[str, Any](request.scope["path_params"])

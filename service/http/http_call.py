@@ -6,7 +6,9 @@ import random
 import re
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from email.message import Message as Headers
+from email.parser import HeaderParser
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -15,9 +17,9 @@ from pydantic import BaseModel
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
-from sightline.service.api.endpoint import FORM, IN_QUERY, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
+from sightline.service.api.endpoint import FORM, IN_QUERY, MULTIPART, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
 from sightline.service.api_errors import ApiError, ClientGoneError
-from sightline.service.body_fields import paths_of, validate
+from sightline.service.body_fields import UploadedFile, paths_of, validate
 from sightline.service.http.connections import network_of
 from sightline.service.http.incoming import EXCHANGE, Exchange
 from sightline.service.inference.call import Call
@@ -92,6 +94,9 @@ class HttpCall(Call):
             message["headers"] = [*message["headers"], *own]
             if self.grant is not None:
                 message["headers"] += self.grant.headers()
+            if self.warnings:
+                codes = {warning.code for warning in self.warnings.values()}
+                message["headers"].append((b"x-sightline-warning", ", ".join(codes).encode()))
             if self.phases:
                 phases = {**self.phases, "total": 1000 * (time.monotonic() - self.started)}
                 durations = ", ".join([f"{name};dur={milliseconds:.3f}" for name, milliseconds in phases.items()])
@@ -151,8 +156,9 @@ async def receive_body(
     call.field_names = paths_of(body_type)
     if not data and body_format.is_optional:
         return validate({}, body_type), tail
-    if media_type == FORM and body_format.is_form:  # in a thread, because a megabyte of percent signs takes long
-        fields = await asyncio.to_thread(parse_form, data)
+    if media_type in (FORM, MULTIPART) and body_format.is_form:
+        # In a thread, because a megabyte of percent signs takes long.
+        fields = await asyncio.to_thread(parse_form, data, headers[b"content-type"])
         if check is not None:
             check(fields)
         return validate(fields, body_type, is_strict=False), tail
@@ -279,16 +285,38 @@ def invalid_utf8(data: bytes) -> int | None:
     return None
 
 
-def parse_form(data: bytes) -> dict[str, str | list[str]]:
-    """Return the fields of a form; the value of a repeated field is a list."""
-    count = 1 + data.count(b"&")
+def parse_form(data: bytes, content_type: bytes) -> dict[str, Any]:
+    """Return the fields of a form, of which parts with the name of a file are files.
+
+    The value of a repeated field is a list.
+    """
+    header, fields = Headers(), dict[str, list[str | UploadedFile]]()
+    header["content-type"] = content_type.decode("latin-1")
+    is_multipart = header.get_content_type() == MULTIPART
+    mark = f"\r\n--{header.get_param('boundary', '')}".encode() if is_multipart else b"&"
+    count = data.count(mark) + (not is_multipart)
     if count > MAX_FORM_FIELDS:
         message = f"A form must have at most {MAX_FORM_FIELDS} fields, got {count}; send more texts as a list in JSON."
         raise ApiError("malformed_json", message)
-    fields: dict[str, list[str]] = {}
     try:
-        for name, value in parse_qsl(data.decode(), keep_blank_values=True, strict_parsing=True, errors="strict"):
+        pairs: Iterable[tuple[str, Any]] = _parts_of(data, mark)
+        if not is_multipart:
+            pairs = parse_qsl(data.decode(), keep_blank_values=True, strict_parsing=True, errors="strict")
+        for name, value in pairs:
             fields.setdefault(name, []).append(value)
     except ValueError:
         raise ApiError("malformed_json", "The body is not a form in UTF-8.") from None
     return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
+
+
+def _parts_of(data: bytes, mark: bytes) -> Iterator[tuple[str, str | UploadedFile]]:
+    """Yield the fields of a multipart form; `mark` is before each part and the end."""
+    _, *parts, end = (b"\r\n" + data).split(mark)
+    if not end.startswith(b"--"):
+        raise ValueError
+    for part in parts:
+        head, _, content = part.partition(b"\r\n\r\n")
+        header = HeaderParser().parsestr(head.decode().lstrip())
+        file = header.get_filename()
+        name = str(header.get_param("name", header="content-disposition"))
+        yield name, UploadedFile(file, content) if file else content.decode()

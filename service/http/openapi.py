@@ -14,6 +14,7 @@ from sightline.service.api.endpoint import (
     BODY_ERRORS,
     FORM,
     JSON,
+    MULTIPART,
     NATIVE_ERRORS,
     Endpoint,
     ErrorFormat,
@@ -162,8 +163,10 @@ def declared_request(endpoint: Endpoint) -> dict[str, Any]:
         kind for kind in body_format.media_types if kind not in ("", JSON) and (kind != FORM or body_format.is_form)
     ]
     if body_type is not None and others:
-        schemas = {kind: _form_schema(body_type) if kind == FORM else schema_of(kind) for kind in others}
+        schemas = {kind: _form_schema(body_type) if kind in (FORM, MULTIPART) else schema_of(kind) for kind in others}
         declared["requestBody"] = {"content": {kind: {"schema": schema} for kind, schema in schemas.items()}}
+    if endpoint.with_file is not None:
+        declared["requestBody"] = declared_request(endpoint.with_file)["requestBody"]
     if body_format.is_optional:
         declared.setdefault("requestBody", {})["required"] = False
     return declared

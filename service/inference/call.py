@@ -54,6 +54,7 @@ class Call:
         self.model_name: str | None = None
         self.task: DefaultTask | None = None  # of the model
         self.parameters: BaseModel | None = None  # of a generation
+        self.warnings: dict[int, Any] = {}  # reasons to doubt outputs, by the index of the input
         self.details: dict[str, Any] = {}  # fields for the access log: tokens, times, finish reasons
         self.phases: Mapping[str, float] = {}  # milliseconds of each, once the results are complete
         self.computed = self.started  # time at which the results were complete

@@ -21,7 +21,7 @@ from sightline.service.inference.translation import (
     translate_documents,
 )
 from sightline.translation.detection import detect_languages
-from sightline.translation.markup import MarkupKind
+from sightline.translation.markup import Tags
 from sightline.translation.routes import Step, find_route
 
 AUTO = "auto"  # in place of a source language
@@ -33,26 +33,17 @@ async def translate_between(
     inputs: Texts,
     requested: Mapping[str, Any],
     name: str | None = None,
-    markup: MarkupKind | None = None,
+    markup: Tags | None = None,
     glossary: Mapping[str, str] = NO_TERMS,
 ) -> tuple[list[list[TranslateOutput]], Usage, TimingsMs]:
     """Translate texts between the languages that the parameters of a request name.
 
     Without a name, the languages choose the models. The source language may be `AUTO`.
     """
-    source, target = requested.get("source_language"), requested.get("target_language")
-    models = models_of(call, name)
-    detected: list[DetectedLanguage | None] = [None] * len(inputs)
-    if source == AUTO:
-        sources = source_languages(call, target, name)
-        if len(sources) == 1:  # there is no choice
-            source = sources[0]
-        else:
-            detected = [found[0] for found in await detect(inputs.texts, sources)]
+    routes = await routes_of(call, inputs.texts, requested, name)
     groups: dict[tuple[Step, ...], list[int]] = {}
-    for index, found in enumerate(detected):
-        route = find_steps(call, models, name, source if found is None else found.language, target)
-        groups.setdefault(tuple(route), []).append(index)
+    for index, (_, route) in enumerate(routes):
+        groups.setdefault(route, []).append(index)
     record, results = UsageRecord(call), dict[int, list[TranslateOutput]]()
     steps = list[TranslationStep]()
     for ways, indices in groups.items():
@@ -60,12 +51,31 @@ async def translate_between(
         texts = inputs.select(indices) if len(groups) > 1 else inputs
         translated = await translate_documents(call, steps, texts, markup, record, glossary)
         for index, ranks in zip(indices, translated, strict=True):
-            results[index] = [replace(one, index=index, detected=detected[index], route=ways) for one in ranks]
+            results[index] = [replace(one, index=index, detected=routes[index][0], route=ways) for one in ranks]
     return [results[index] for index in range(len(inputs))], *record.write(steps[-1].model)
 
 
+async def routes_of(
+    call: Call, texts: Sequence[str], requested: Mapping[str, Any], name: str | None = None
+) -> list[tuple[DetectedLanguage | None, tuple[Step, ...]]]:
+    """Return the language of each text, if it is detected, and the way of its translation."""
+    source, target = requested.get("source_language"), requested.get("target_language")
+    models = _models(call, name)
+    detected: list[DetectedLanguage | None] = [None] * len(texts)
+    if source == AUTO:
+        sources = source_languages(call, target, name)
+        if len(sources) == 1:  # there is no choice
+            source = sources[0]
+        else:
+            detected = [found[0] for found in await detect(texts, sources)]
+    return [
+        (found, tuple(_route(call, models, name, source if found is None else found.language, target)))
+        for found in detected
+    ]
+
+
 async def translate_by_languages(
-    call: Call, inputs: Texts, source: str, target: str, markup: MarkupKind | None = None, number: int = 1
+    call: Call, inputs: Texts, source: str, target: str, markup: Tags | None = None, number: int = 1
 ) -> list[list[TranslateOutput]]:
     """Translate texts by the models that their languages choose; the source may be `AUTO`.
 
@@ -84,7 +94,7 @@ async def detect(texts: Sequence[str], available: Sequence[str]) -> list[list[De
 
 def source_languages(call: Call, target: str | None, name: str | None = None) -> list[str]:
     """Return the languages from which the models of a call translate into another one."""
-    models = models_of(call, name)
+    models = _models(call, name)
     sources = dict.fromkeys(source for _, languages in models for source in languages.sources)
     found = [source for source in sources if target is None or find_route(models, source, target)]
     if not found:
@@ -92,7 +102,7 @@ def source_languages(call: Call, target: str | None, name: str | None = None) ->
     return found
 
 
-def models_of(call: Call, name: str | None) -> Models:
+def _models(call: Call, name: str | None) -> Models:
     """Return the models that a call may use: the one that it names, or all that translate."""
     if name is None:
         return [(manifest.name, languages) for languages, manifest in translators(call)]
@@ -103,7 +113,7 @@ def models_of(call: Call, name: str | None) -> Models:
     return [(manifest.name, manifest.languages)]
 
 
-def find_steps(call: Call, models: Models, name: str | None, source: str | None, target: str | None) -> list[Step]:
+def _route(call: Call, models: Models, name: str | None, source: str | None, target: str | None) -> list[Step]:
     """Return the way between two languages; a model has a default for each that is absent."""
     if name is not None:
         [(_, languages)] = models

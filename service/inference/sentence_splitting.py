@@ -1,7 +1,7 @@
 """Generation from texts: some are split into sentences, and those without a letter are copied."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sightline.base.text.sentences import ONE_SENTENCE, SplitText, split_sentences
@@ -66,10 +66,10 @@ async def generate_texts(
         if prefix is not None and prefix.is_list:
             parameters = parameters.model_copy(update={"target_prefix": prefix.select(indices)})
     decoding = begin(call, model, parameters)
-    split_texts, warnings = await read_by_sentence(decoding, inputs, is_whole=is_whole)
+    split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole)
     result = await finish(decoding)
-    if warnings:
-        result = DoubtfulResult(**vars(result), warnings=list(warnings.values()))
+    if call.warnings:
+        result = DoubtfulResult(**vars(result), warnings=list(call.warnings.values()))
     if split_texts[0] is not WHOLE:
         result = replace(result, outputs=_joined_outputs(decoding, split_texts, result.outputs))
     if blank:
@@ -80,29 +80,28 @@ async def generate_texts(
 
 async def read_by_sentence(
     decoding: Decoding, inputs: AnyInputs, *, is_whole: bool, stream: bool = False
-) -> tuple[list[SplitText], Mapping[int, GenerateWarning]]:
+) -> list[SplitText]:
     """Split the inputs of a decoding where that is due, and read their sentences.
 
     Return each input as the sentences that the decoding has read, in order, and the text around
     them. That of a model that translates includes the sentences without a letter, which are copied.
-    Also return, by the index of the input, warnings about inputs of several sentences that a model
-    of sentences reads as a whole. There are none if the request sets `split_sentences`: its client
-    knows what the model needs.
+    The call gets warnings about inputs of several sentences that a model of sentences reads as a
+    whole, unless the request sets `split_sentences`: its client knows what the model needs.
     """
     call, model, parameters = decoding.call, decoding.model, decoding.parameters
     is_plain = not isinstance(inputs, Texts) or all(map(ONE_SENTENCE.fullmatch, inputs.texts))
     if is_plain or not model.translates:
         await decoding.read(inputs, stream=stream)
-        return [WHOLE] * len(inputs), {}
+        return [WHOLE] * len(inputs)
     assert isinstance(inputs, Texts)
-    languages, split_texts, warnings = decoding.languages, list[SplitText](), dict[int, GenerateWarning]()
+    languages, split_texts = decoding.languages, list[SplitText]()
     is_split, copies = splits(model, parameters, is_whole), not _is_about_tokens(parameters, is_whole)
     needs_warning = not is_split and parameters.split_sentences is None and model.manifest.training_unit == "sentence"
 
     def split() -> list[str]:
         for index, text in enumerate(inputs.texts if needs_warning else ()):
             if split_sentences(text, languages.source, max_sentences=1) is None:
-                warnings[index] = _warning(call, model, inputs.index(index))
+                call.warnings[index] = _warning(call, model, inputs.index(index))
         texts: Iterable[SplitText] = (SplitText([text], ["", ""]) for text in inputs.texts)
         if is_split:
             texts = _split(call, inputs, languages.source, decoding.num_samples)
@@ -113,7 +112,7 @@ async def read_by_sentence(
         await decoding.read(inputs, stream=stream, split=split)
     except ApiError as error:
         raise _error_of_input(error, inputs, split_texts) from None
-    return split_texts, warnings
+    return split_texts
 
 
 def splits(model: ServedModel, parameters: GenerateParameters, is_whole: bool) -> bool:

@@ -17,6 +17,7 @@ from sightline.service.engine.throughput import Throughput
 from sightline.service.engine.worker import Worker
 from sightline.service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory
 from sightline.service.inference.dense import DenseLayer
+from sightline.service.inference.document_store import MAX_BODIES, DocumentStore
 from sightline.service.keys import KeyRing
 from sightline.service.metrics import Metrics, Texts
 from sightline.service.quotas import LocalQuotas, Quotas, QuotaStore
@@ -270,6 +271,7 @@ class Service:
         self.is_retiring = False  # connections close after their next response, so that clients leave
         self.rejection_pacer = RejectionPacer(2 * settings.max_waiting_sequences)
         self.response_memory = ResponseMemory(settings.max_response_bytes)
+        self.documents = DocumentStore(MAX_BODIES * settings.max_body_bytes)
         self.unavailable_code: ErrorCode | None = "loading"  # None while calls are served
         # Reported by the health checks although calls are served: until all workers are ready, and
         # in the drain window.
@@ -443,6 +445,8 @@ class Service:
             if model.load is not None:
                 model.load.cancel()
                 await asyncio.wait([model.load])
+        for task in self.documents.running:
+            task.cancel()
         if self.is_loaded:
             await self.worker.stop(self.settings.shutdown_timeout_s)
         if self.traces is not None:

@@ -1,7 +1,7 @@
 """Streamed text generation: the events of its sequences as they arrive."""
 
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
 from sightline.base.text.sentences import SplitText
@@ -11,7 +11,6 @@ from sightline.service.inference.call import AnyInputs, Call
 from sightline.service.inference.generate import (
     Decoding,
     FinishReason,
-    GenerateWarning,
     begin,
     check_parameters,
     output_token,
@@ -58,7 +57,6 @@ class Stream:
         self,
         decoding: Decoding,
         split_texts: Sequence[SplitText],
-        warnings: Mapping[int, GenerateWarning],
         submission: Submission | None,
         arrived: list[Arrival],
     ) -> None:
@@ -67,7 +65,6 @@ class Stream:
         `arrived` are the first events of the submission, which is None if all inputs are copied.
         """
         self._call = decoding.call
-        self.warnings = warnings  # by the index of the input
         self._submission = submission
         self._arrived = arrived
         self.sequences: list[StreamedSequence] = []
@@ -253,8 +250,8 @@ async def stream(
     """
     check_parameters(model, parameters, len(inputs), stream=True)
     decoding = begin(call, model, parameters)
-    split_texts, warnings = await read_by_sentence(decoding, inputs, is_whole=is_whole, stream=True)
+    split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole, stream=True)
     if decoding.admitted is None:
-        return Stream(decoding, split_texts, warnings, None, [])
+        return Stream(decoding, split_texts, None, [])
     submission = decoding.admitted.submit(decoding.requests)
-    return Stream(decoding, split_texts, warnings, submission, await submission.next_arrivals())
+    return Stream(decoding, split_texts, submission, await submission.next_arrivals())

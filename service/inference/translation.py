@@ -22,7 +22,7 @@ from sightline.service.parameters import DEFAULT_NEW_TOKENS, AttentionSelection,
 from sightline.translation.alignment import Translated
 from sightline.translation.glossary import Glossary
 from sightline.translation.marks import MarkedText, TranslatedText, as_source, chained
-from sightline.translation.markup import Markup, MarkupError, MarkupKind
+from sightline.translation.markup import Markup, MarkupError, Tags
 from sightline.translation.routes import Step
 from sightline.translation.translator import translate_texts
 
@@ -115,7 +115,7 @@ async def translate_documents(
     call: Call,
     steps: Sequence[TranslationStep],
     inputs: Texts,
-    markup: MarkupKind | None,
+    markup: Tags | None,
     record: "UsageRecord",
     glossary: Mapping[str, str] = NO_TERMS,
 ) -> list[list[TranslateOutput]]:
@@ -134,11 +134,8 @@ async def translate_documents(
     language = choose_languages(model, parameters.source_language, parameters.target_language).target
     try:
         documents = await call.tokenize(lambda: list(_read(inputs, markup)), inputs.texts)
-    except ModuleNotFoundError:
-        message = (
-            "This service cannot read markup, because lxml is missing; its operator can install the extra documents."
-        )
-        raise ApiError("unsupported_parameter", message, field="markup") from None
+    except ModuleNotFoundError as error:
+        raise missing_library(error, "markup", "markup") from None
     texts = [text for each in documents for text in each.texts]
     results = iter(await translate_marked(call, steps, texts, record, glossary))
 
@@ -155,7 +152,12 @@ async def translate_documents(
     return await call.tokenize(lambda: [write(*document) for document in enumerate(documents)], inputs.texts)
 
 
-def _read(inputs: Texts, markup: MarkupKind) -> Iterator[Markup]:
+def missing_library(error: ModuleNotFoundError, form: str, field: str) -> ApiError:
+    message = f"This service cannot read {form}, because {error.name} is missing; "
+    return ApiError("unsupported_parameter", f"{message}its operator can install the extra documents.", field=field)
+
+
+def _read(inputs: Texts, markup: Tags) -> Iterator[Markup]:
     for position, text in enumerate(inputs.texts):
         try:
             yield Markup(text, markup)

@@ -1,4 +1,4 @@
-/** Requests to the service that serves this page: JSON, streams of events, and errors in words. */
+/** Requests to the service that serves this page: JSON, files, streams of events, and errors in words. */
 
 const REQUEST_TIMEOUT_MS = 60_000;
 
@@ -23,11 +23,12 @@ export const routeUrl = path => new URL(`.${path}`, document.baseURI);
 async function send(path, body, signal) {
   const timeout = AbortSignal.timeout(REQUEST_TIMEOUT_MS);
   const options = { signal: signal ? AbortSignal.any([signal, timeout]) : timeout };
-  if (body !== undefined) {
-    options.method = "POST";
-    options.headers = { "Content-Type": "application/json" };
-    options.body = JSON.stringify(body);
-  }
+  if (body !== undefined) options.method = "POST";
+  if (body?.file) {
+    options.body = new FormData();
+    for (const [name, value] of Object.entries(body)) options.body.set(name, value);
+  } else if (body !== undefined)
+    Object.assign(options, { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
   let response;
   try {
     response = await fetch(routeUrl(path), options);
@@ -60,11 +61,11 @@ async function errorOf(response) {
   return new RequestError(message, { code: error.code, status: response.status, retryAfter });
 }
 
-/** Send a request and return the JSON of its response. GET without a body, POST with one. */
+/** Send a request and return the JSON or the file of its response. GET without a body, POST with one. */
 export async function request(path, body, signal) {
   const response = await send(path, body, signal);
   try {
-    return await response.json();
+    return await (response.headers.get("Content-Type") === "application/json" ? response.json() : response.blob());
   } catch (error) {
     throw failure(error);
   }

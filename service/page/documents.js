@@ -1,20 +1,23 @@
-/** Whole documents: cut into parts that a request can hold, which are translated in their places. */
+/** Whole documents: cut into parts that a request can hold, or sent whole if only the service can read them. */
 
 const MAX_CHARACTERS = 4000; // of a request, if the document can be cut there
 const UNDIVIDED = "table, pre, svg, p, h1, h2, h3, h4, h5, h6"; // elements that stay in one part
 
-export const DOCUMENT_TYPES = { txt: "text/plain", md: "text/markdown", html: "text/html", htm: "text/html" };
+const OTHERS = Object.fromEntries("docx odt pptx epub srt vtt po pot xliff xlf json yaml yml".split(" ").map(type => [type, ""]));
+export const DOCUMENT_TYPES = { txt: "text/plain", md: "text/markdown", html: "text/html", htm: "text/html", ...OTHERS };
 
 /** Return the ending of the name of a file, if it is a document that the page can translate. */
 export const typeOf = name => Object.keys(DOCUMENT_TYPES).find(type => name.toLowerCase().endsWith(`.${type}`));
 
 /**
- * Read a document.
+ * Read the text of a document, or take the file of a type that only the service can read.
  *
  * @returns `{markup, requests, write(language)}`: the markup of its parts, lists of parts `{text, set(translation)}`,
  *   each for one request, and the whole document
  */
 export function readDocument(type, content) {
+  const whole = { file: content, set: translation => (whole.translation = translation) };
+  if (content instanceof File) return { requests: [[whole]], write: () => whole.translation };
   return DOCUMENT_TYPES[type] === "text/html" ? readHtml(content) : readText(content);
 }
 

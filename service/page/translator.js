@@ -50,7 +50,7 @@ export class Translator {
       element("div", { className: "line" }, button("Translate", () => this.translate(), { className: "primary" }),
         button("Copy the translation", async () => (this._status.textContent = (await copy(this._texts[1])) ? "Copied." : "The browser does not allow copying.")),
         this._status),
-      element("div", { className: "line" }, field("Translate a document (.txt, .md, .html)", this._file)), this._document, this._popup);
+      element("div", { className: "line" }, field("Translate a document (.docx, .odt, .pptx, .epub, .html, .md, .txt, .srt, .po, …)", this._file)), this._document, this._popup);
     this._input.addEventListener("input", () => this._edited());
     this._input.addEventListener("keydown", event => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.translate();
@@ -293,10 +293,10 @@ export class Translator {
     const { signal } = (this._fileAbort = new AbortController());
     const type = typeOf(file.name);
     const problem = text => this._document.replaceChildren(element("p", { className: "error", role: "alert", textContent: text }));
-    if (!type) return problem(`The page translates files that end with ${Object.keys(DOCUMENT_TYPES).map(one => `.${one}`).join(", ")}; the command “sightline translate” knows more formats.`);
+    if (!type) return problem(`The page translates files that end with ${Object.keys(DOCUMENT_TYPES).map(one => `.${one}`).join(", ")}.`);
     let content;
     try {
-      content = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+      content = DOCUMENT_TYPES[type] ? new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer()) : file;
     } catch {
       return problem(`${file.name} is not in UTF-8. Save it in this encoding, or use the command “sightline translate”, which knows others.`);
     }
@@ -314,8 +314,9 @@ export class Translator {
       try {
         while (bar.value < requests.length) {
           const parts = requests[bar.value];
-          const { outputs } = await request("/v1/translate", { model, markup, parameters, inputs: parts.map(({ text }) => text) }, signal);
-          outputs.forEach(({ index, text }) => parts[index].set(text));
+          const body = content === file ? { file, model, ...parameters } : { model, markup, parameters, inputs: parts.map(({ text }) => text) };
+          const response = await request("/v1/translate", body, signal);
+          parts.forEach((part, index) => part.set(content === file ? response : response.outputs[index].text));
           bar.value++;
         }
       } catch (error) {

@@ -73,8 +73,7 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
     if model.has_generation_defaults:
         parameters = parameters_for(model, given_parameters(parameters), stream=body.stream)
     if body.stream:
-        events = await stream(call, model, body.inputs, parameters)
-        return EventStream(events, NativeEventEncoder(events.warnings))
+        return EventStream(await stream(call, model, body.inputs, parameters), NativeEventEncoder(call.warnings))
     return await generate_texts(call, model, body.inputs, parameters, on_empty=body.on_empty)
 
 

@@ -6,15 +6,17 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
+from sightline.base.bundle import MAX_BEAMS
+from sightline.service.api.endpoint import BINARY, JSON, OUTPUT_ERRORS, WITH_FILE, Call, Endpoint, Raw, attachment
 from sightline.service.api.types import ONE_TARGET, Inputs, ModelName
-from sightline.service.body_fields import RequestBody
+from sightline.service.body_fields import File, RequestBody
 from sightline.service.inference.attention import check_one_sequence
+from sightline.service.inference.documents import read_file, translate_document
 from sightline.service.inference.results import Outputs
 from sightline.service.inference.routing import translate_between
 from sightline.service.inference.translation import NO_TERMS, TranslateOutput
 from sightline.service.parameters import NEUTRAL, GenerateParameters, given_parameters
-from sightline.translation.markup import MarkupKind
+from sightline.translation.markup import MarkupKind, Tags
 
 MAX_TERMS = 10_000
 Term = Annotated[str, Field(min_length=1, max_length=200)]
@@ -26,6 +28,11 @@ class TranslationBody(RequestBody):
     markup: MarkupKind | None = Field(
         default=None,
         description="Form of the inputs, if they have tags. These are set where the words inside of them went.",
+    )
+    split_tags: bool = Field(
+        default=False,
+        description="Let elements that only format, such as `b`, occur several times, without their ids, if the "
+        "translation of their words is scattered.",
     )
     glossary: Mapping[Term, Annotated[Term, Field(pattern=r"\S")]] = Field(
         default=NO_TERMS,
@@ -44,6 +51,16 @@ class TranslationBody(RequestBody):
     )
 
 
+class DocumentBody(RequestBody):
+    """A multipart form with a document."""
+
+    file: File
+    model: ModelName = None
+    source_language: str | None = Field(default=None, description="BCP 47 tag, or `auto`; that of the model if absent.")
+    target_language: str | None = Field(default=None, description="BCP 47 tag; that of the model if absent.")
+    num_beams: int = Field(default=1, ge=1, le=MAX_BEAMS, description="Number of beams of each sentence.")
+
+
 @dataclass(frozen=True)
 class TranslateResult(Outputs):
     """The translations of a call."""
@@ -59,13 +76,30 @@ async def translate(call: Call, body: TranslationBody) -> TranslateResult:
     """
     check_one_sequence(body.parameters, "text")
     requested = given_parameters(body.parameters)
-    results, usage, timings = await translate_between(
-        call, body.inputs, requested, body.model, body.markup, body.glossary
-    )
+    tags = None if body.markup is None else Tags(body.markup, splits_formats=body.split_tags)
+    results, usage, timings = await translate_between(call, body.inputs, requested, body.model, tags, body.glossary)
     outputs = [best for best, *_ in results]
     return TranslateResult(outputs[0].route[-1].model, outputs, usage, timings)
 
 
+async def translate_file(call: Call, body: DocumentBody) -> Raw:
+    """Translate a document."""
+    document = await read_file(call, body.file)
+    requested = body.model_dump(include=body.model_fields_set - {"file", "model"}, exclude_none=True)
+    return attachment(await translate_document(call, document, requested, body.model), body.file.name)
+
+
 # Long sentences are divided.
 ERRORS = tuple(code for code in OUTPUT_ERRORS if code != "input_too_long")
-ENDPOINTS = (Endpoint("POST", "/v1/translate", translate, TranslateResult, errors=ERRORS),)
+WITH_DOCUMENT = Endpoint("POST", "/v1/translate", translate_file, body_format=WITH_FILE, media_types=(BINARY,))
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/translate",
+        translate,
+        TranslateResult,
+        errors=ERRORS,
+        media_types=(JSON, BINARY),
+        with_file=WITH_DOCUMENT,
+    ),
+)

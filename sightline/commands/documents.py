@@ -5,7 +5,7 @@ import csv
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,17 @@ from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, fai
 from sightline.commands.bundles import service_of_all
 from sightline.service.api_errors import ApiError
 from sightline.service.inference.call import Call
-from sightline.service.inference.routing import detect, find_steps, load_steps, models_of, source_languages
+from sightline.service.inference.documents import sample_of
+from sightline.service.inference.routing import AUTO, load_steps, routes_of
 from sightline.service.inference.service import Service
 from sightline.service.inference.translation import TranslationStep, UsageRecord, translate_marked
 from sightline.service.settings import Settings
-from sightline.translation.files.document import MAX_BYTES, DocumentError
+from sightline.translation.files.document import MAX_BYTES, Document, DocumentError, groups_of
 from sightline.translation.files.kinds import KINDS, read_document
-from sightline.translation.marks import MarkedText, PlacedMark, TranslatedText
+from sightline.translation.marks import PlacedMark, TranslatedText
 
 # Flags of the fields that a model can reject.
 FLAGS = {"source_language": "--from", "target_language": "--to", "num_beams": "--beams", "glossary": "--glossary"}
-CHARACTERS = 8_000  # of texts that are translated at once
-TEXTS = 256
 
 
 def read_glossary(path: Path) -> dict[str, str]:
@@ -126,7 +125,7 @@ async def _translate_document(
         raise DocumentError(f"has more than {MAX_BYTES // 2**20} MiB; divide it")
     data = source.read_bytes()
     document = read_document(source.name, data)
-    steps = await _steps(service, document.texts, requested)
+    steps = await _steps(service, document, requested)
     digests = [step.model.manifest.digest for step in steps]
     sha256 = hashlib.sha256(data).hexdigest()
     identity = json.dumps([sha256, digests, requested, dict(glossary)])
@@ -140,7 +139,7 @@ async def _translate_document(
         tqdm(total=total, desc=target.name, unit="character", unit_scale=True, disable=None) as bar,
     ):
         bar.update(sum(len(text.text) for text in document.texts[: len(done)]))
-        for group in _groups(document.texts[len(done) :]):
+        for group in groups_of(document.texts[len(done) :]):
             call = Call(service, "translate")
             try:
                 record_of_call = UsageRecord(call)
@@ -159,32 +158,15 @@ async def _translate_document(
     progress.unlink()
 
 
-async def _steps(service: Service, texts: Sequence[MarkedText], requested: dict[str, Any]) -> list[TranslationStep]:
+async def _steps(service: Service, document: Document, requested: dict[str, Any]) -> list[TranslationStep]:
     """Return the models that translate a document one after the other."""
     call = Call(service, "translate")
     try:
-        source, target = requested["source_language"], requested["target_language"]
-        if source is None:
-            [source, *others] = source_languages(call, target)
-            if others:
-                beginning = "\n".join(text.text for text in texts)[:CHARACTERS]
-                [[found, *_]] = await detect([beginning], [source, *others])
-                source = found.language
-        route = find_steps(call, models_of(call, None), None, source, target)
+        languages = {**requested, "source_language": requested["source_language"] or AUTO}
+        [(_, route)] = await routes_of(call, [sample_of(document)], languages)
         return await load_steps(call, route, requested)
     finally:
         call.close()
-
-
-def _groups(texts: Sequence[MarkedText]) -> Iterator[list[MarkedText]]:
-    group: list[MarkedText] = []
-    for text in texts:
-        if group and (len(group) >= TEXTS or sum(len(each.text) for each in group) + len(text.text) > CHARACTERS):
-            yield group
-            group = []
-        group.append(text)
-    if group:
-        yield group
 
 
 def _read_progress(path: Path, identity: str) -> list[TranslatedText]:

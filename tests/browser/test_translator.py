@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import docx
 import pytest
 
 from lab.bench.server import RunningServer
@@ -147,8 +148,20 @@ def test_documents_are_translated_in_parts_and_downloaded(
                  '<p style="color: red" title="Ein Hund', "<b>Hund</b>", '<a href="x?a=1&amp;b">'):  # fmt: skip
         assert kept in written
     assert "A man" not in written and written.count("<hr>") == 100
+    subtitles = "1\n00:00:01,000 --> 00:00:02,000\nA dog runs fast.\n"
+    assert translated("film.srt", subtitles) == subtitles.replace("A dog runs fast", "Ein Hund rennt schnell")
+    document = docx.Document()
+    document.add_paragraph("A dog runs fast.")
+    document.save(str(tmp_path / "a.docx"))
+    chooser.set_input_files(tmp_path / "a.docx")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download a.de.docx").click()
+    assert docx.Document(str(download.value.path())).paragraphs[0].text == "Ein Hund rennt schnell."
     (tmp_path / "a.docx").write_bytes(b"PK")
     chooser.set_input_files(tmp_path / "a.docx")
+    page.get_by_text("file is damaged, or no file of its format").wait_for()
+    (tmp_path / "a.exe").write_bytes(b"")
+    chooser.set_input_files(tmp_path / "a.exe")
     page.get_by_role("alert").get_by_text("files that end with .txt, .md, .html").wait_for()
     (tmp_path / "a.txt").write_bytes("Füße".encode("latin-1"))
     chooser.set_input_files(tmp_path / "a.txt")

@@ -530,7 +530,7 @@ def test_documents_are_translated_beside_or_into_a_folder_and_continued(
             raise KeyboardInterrupt
         return await translation.translate_marked(call, model, texts, *rest)
 
-    monkeypatch.setattr(documents, "TEXTS", 1)
+    monkeypatch.setattr("sightline.translation.files.document.MAX_TEXTS", 1)
     monkeypatch.setattr(documents, "translate_marked", fail_at_second)
     assert main([*command, "--out", str(out)]) == 130
     assert [path.name for path in out.iterdir()] == ["a.de.txt.progress"]

@@ -1,10 +1,13 @@
 """Requests of the unmodified package `deepl`, and of other clients, to a real service."""
 
 import json
+import time
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import deepl
+import docx
 import pytest
 
 from lab.bench.server import RunningServer
@@ -37,8 +40,36 @@ def test_the_package_of_deepl(shipped: RunningServer, expected: str) -> None:
     assert not client.get_usage().any_limit_reached
     with pytest.raises(deepl.DeepLException, match=r"target_lang: No model translates between these languages"):
         client.translate_text(TEXT, target_lang="FR")
-    with pytest.raises(deepl.DeepLException, match="ignore_tags must be null: mark the elements"):
-        client.translate_text(HTML, target_lang="DE", tag_handling="xml", ignore_tags="x")
+    source = "<r><x>A dog.</x><p>A man is riding a <b>bicycle</b>.</p></r>"
+    for ignored in ("x, y", ["x"]):
+        result = client.translate_text(source, target_lang="DE", tag_handling="xml", ignore_tags=ignored)
+        assert result.text == f"<r><x>A dog.</x>{HTML_DE}</r>"
+
+
+@pytest.mark.parametrize("name", ["page.html", "page.docx"])
+def test_documents_of_the_package_of_deepl(
+    shipped: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(seconds / 50))
+    source, target = tmp_path / name, tmp_path / f"de.{name}"
+    if name.endswith("html"):
+        source.write_text(HTML)
+    else:
+        document = docx.Document()
+        document.add_paragraph("A man is riding a ").add_run("bicycle").bold = True
+        document.save(str(source))
+    client = deepl.DeepLClient("key", server_url=shipped.url)
+    assert client.translate_document_from_filepath(source, target, target_lang="DE", formality="prefer_more").done
+    if name.endswith("html"):
+        assert target.read_text() == HTML_DE
+    else:
+        (paragraph,) = docx.Document(str(target)).paragraphs
+        assert [run.text for run in paragraph.runs if run.bold] == ["Fahrrad"]
+    source.write_bytes(b"PK damaged")
+    with pytest.raises(deepl.DeepLException, match="file is damaged"):
+        client.translate_document_from_filepath(
+            source.rename(tmp_path / "x.docx"), tmp_path / "y.docx", target_lang="DE"
+        )
 
 
 def test_calls_of_google(shipped: RunningServer, expected: str) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import http.client
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -345,7 +346,7 @@ def openapi(start: Start) -> Any:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _documents() -> Iterator[None]:
+def _documents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Make the OpenAPI document, which takes a second, once for apps with the same endpoints."""
     documents: dict[Any, Any] = {}
     describe = Application.openapi
@@ -358,6 +359,7 @@ def _documents() -> Iterator[None]:
         return app.openapi_schema
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("documents")))  # of the store of each service
         patch.setattr(Application, "openapi", describe_once)
         yield
 

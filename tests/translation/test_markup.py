@@ -1,18 +1,20 @@
 """Markup comes back well-formed, with each tag once, around the words that it was around."""
 
 import asyncio
+import random
 import re
 from collections import Counter
 
 import pytest
 
-from sightline.translation.markup import Markup, MarkupError, MarkupKind
+from sightline.translation.marks import as_source, chained
+from sightline.translation.markup import HTML, Markup, MarkupError, MarkupKind, Tags
 from sightline.translation.translator import translate_texts
 from tests.translation.fakes import FakeEngine, Order, reversed_order, same_order
 
 
 def translate(source: str, order: Order = same_order, kind: MarkupKind = "html", language: str = "de") -> str:
-    markup = Markup(source, kind)
+    markup = Markup(source, Tags(kind))
     results = asyncio.run(translate_texts(markup.texts, FakeEngine(order)))
     return markup.write([best for best, *_ in results], language)
 
@@ -70,7 +72,7 @@ def test_xml(source: str, expected: str) -> None:
 @pytest.mark.parametrize("source", ["<a><b></a>", "<a>&nbsp;</a>", "a < b"])
 def test_xml_that_is_not_well_formed_is_rejected_with_its_line(source: str) -> None:
     with pytest.raises(MarkupError, match=r"^It is not well-formed XML, at line 1: .+\.$"):
-        Markup(source, "xml")
+        Markup(source, Tags("xml"))
 
 
 def test_a_document_gets_the_language_and_the_direction_of_its_translation() -> None:
@@ -82,7 +84,7 @@ def test_a_document_gets_the_language_and_the_direction_of_its_translation() -> 
 
 def test_too_deep_markup_is_rejected() -> None:
     with pytest.raises(MarkupError, match="at most 200 elements inside of each other"):
-        Markup("<b>" * 1000 + "x", "html")
+        Markup("<b>" * 1000 + "x", HTML)
 
 
 @pytest.mark.parametrize("order", [same_order, reversed_order])
@@ -100,5 +102,69 @@ def test_each_tag_occurs_once_in_damaged_markup(order: Order) -> None:
         assert (
             sum(Counter(re.findall(r"[a-z]+|\{x\}", re.sub(r"<[^>]*>", "", result).lower())).values()) <= words.total()
         )
-        again = Markup(result, "html").write([], "de") if not Markup(result, "html").texts else None
+        again = Markup(result, HTML).write([], "de") if not Markup(result, HTML).texts else None
         assert again in (None, result)
+
+
+def odd_words_first(size: int) -> list[int]:
+    return [*range(1, size, 2), *range(0, size, 2)]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('<b id="x">one two</b> three', '<b id="x">TWO ONE</b> THREE'),  # next to each other
+        ('one <b id="x">two three</b> four five', '<b id="x">TWO</b> FOUR ONE <b>THREE</b> FIVE'),
+        ("one <a>two three</a> four five", "<a>TWO</a> FOUR ONE THREE FIVE"),
+        ("one <b>two <i>three</i></b> four", "<b><i></i>TWO</b> FOUR ONE THREE"),  # another tag is inside
+        ("one <i><b>two three</b> four</i> five", "<i><b>TWO</b> FOUR ONE <b>THREE</b></i> FIVE"),
+    ],
+)
+def test_tags_that_only_format_may_surround_several_parts(source: str, expected: str) -> None:
+    markup = Markup(source, Tags("html", splits_formats=True))
+    results = asyncio.run(translate_texts(markup.texts, FakeEngine(odd_words_first)))
+    assert markup.write([best for best, *_ in results], "de") == expected
+
+
+def test_split_tags_lose_and_double_nothing() -> None:
+    """Also if a second model translates the translation of the first."""
+    num_split, rng = 0, random.Random(5)
+    for _ in range(200):
+        parts = [" ".join(rng.choices(("one", "two", "{x}", "three"), k=rng.randrange(1, 5))) for _ in range(6)]
+        tags = [rng.choice(("b", "i", "a", "")) for _ in parts]
+        numbered = enumerate(zip(parts, tags, strict=True))
+        source = " ".join(f'<{tag} id="{n}">{part}</{tag}>' if tag else part for n, (part, tag) in numbered)
+        written = []
+        for splits in (False, True):
+            markup = Markup(source, Tags("html", splits_formats=splits))
+            engine = FakeEngine(odd_words_first)
+            first = [best for best, *_ in asyncio.run(translate_texts(markup.texts, engine))]
+            again = [
+                best for best, *_ in asyncio.run(translate_texts(list(map(as_source, markup.texts, first)), engine))
+            ]
+            written.append(markup.write(list(map(chained, first, again)), "de"))
+        whole, split = written
+        counts = [Counter(re.findall(r"<(/?\w+)", each)) for each in written]
+        num_split += counts[0] != counts[1]
+        assert counts[0] <= counts[1] and all(counts[1][tag] == counts[1][f"/{tag}"] for tag in "abi")
+        assert counts[0]["a"] == counts[1]["a"] and whole.count(" id=") == split.count(" id=") == len("".join(tags))
+        assert re.sub(r"<[^>]*>", "", whole) == re.sub(r"<[^>]*>", "", split), source
+    assert num_split > 50
+
+
+@pytest.mark.parametrize(
+    ("tags", "source", "expected"),
+    [
+        (Tags("xml", kept=frozenset({"k"})), "<r>a <k>b</k> c<k>d</k></r>", "<r><k>d</k> C <k>b</k> A</r>"),
+        (Tags("html", kept=frozenset({"b"})), "<p>a <b>b</b></p><b>c</b>", "<p><b>b</b> A</p><b>c</b>"),
+        (Tags("xml", blocks=frozenset({"s"})), "<r>a b <s>c d</s></r>", "<r>B A <s>D C</s></r>"),
+        (Tags("xml"), "<r>a b <s>c d</s></r>", "<r><s>D C</s> B A</r>"),
+        (Tags("xml"), "<r><s>a b</s><s>c d</s></r>", "<r><s>B A</s><s>D C</s></r>"),
+        (Tags("xml", has_outline=False), "<r><s>a b</s><s> c d</s></r>", "<r><s>D C</s> <s>B A</s></r>"),
+        (Tags("html", inline=frozenset({"p"})), "a b <p>c d</p>", "<p>D C</p> B A"),
+    ],
+)
+def test_requests_can_name_what_elements_are(tags: Tags, source: str, expected: str) -> None:
+    markup = Markup(source, tags)
+    results = asyncio.run(translate_texts(markup.texts, FakeEngine(lambda size: range(size - 1, -1, -1))))
+    assert markup.write([best for best, *_ in results], "de") == expected

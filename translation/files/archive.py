@@ -6,13 +6,13 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 
-from sightline.translation.files.document import MAX_PARTS, MAX_UNPACKED_BYTES, DocumentError
+from sightline.translation.files.document import MAX_PARTS, DocumentError
 
 
 class Archive:
     """An archive in memory; nothing is written to a folder."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, max_unpacked_bytes: int) -> None:
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(data))
         except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError):
@@ -20,8 +20,8 @@ class Archive:
         parts = self._zip.infolist()
         if len(parts) > MAX_PARTS:
             raise DocumentError(f"has {len(parts)} parts, more than {MAX_PARTS}; remove some")
-        if sum(part.file_size for part in parts) > MAX_UNPACKED_BYTES:
-            raise DocumentError(f"has more than {MAX_UNPACKED_BYTES // 2**20} MiB of content; make it smaller")
+        if sum(part.file_size for part in parts) > max_unpacked_bytes:
+            raise DocumentError(f"has more than {max_unpacked_bytes // 2**20} MiB of content; make it smaller")
         if any(part.flag_bits & 1 for part in parts):
             raise DocumentError("has a password; remove the password")
 

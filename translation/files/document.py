@@ -1,7 +1,7 @@
 """Parts that the formats of files share: limits, errors, encodings and XML."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from sightline.translation.marks import MarkedText, TranslatedText
@@ -9,6 +9,7 @@ from sightline.translation.marks import MarkedText, TranslatedText
 MAX_BYTES = 100 * 2**20  # of a file
 MAX_UNPACKED_BYTES = 500 * 2**20  # of all files in an archive
 MAX_PARTS = 10_000  # files in an archive
+MAX_CHARACTERS, MAX_TEXTS = 8_000, 256  # of texts that are translated at once
 
 
 class DocumentError(ValueError):
@@ -23,6 +24,19 @@ class Document(Protocol):
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
         """Return the file with the translations of its texts; called once."""
         ...
+
+
+def groups_of(texts: Iterable[MarkedText]) -> Iterator[list[MarkedText]]:
+    """Yield the texts of a document in groups that are translated one after the other."""
+    group: list[MarkedText] = []
+    for text in texts:
+        size = sum(len(each.text) for each in group)
+        if group and (len(group) >= MAX_TEXTS or size + len(text.text) > MAX_CHARACTERS):
+            yield group
+            group = []
+        group.append(text)
+    if group:
+        yield group
 
 
 def decode(data: bytes) -> tuple[str, str]:

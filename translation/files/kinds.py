@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from sightline.translation.files.document import MAX_BYTES, Document, DocumentError
+from sightline.translation.files.archive import Archive
+from sightline.translation.files.document import MAX_BYTES, MAX_UNPACKED_BYTES, Document, DocumentError
 from sightline.translation.files.markdown import Markdown
 from sightline.translation.files.office import OfficeFile
 from sightline.translation.files.plain import PlainText
@@ -12,7 +14,8 @@ from sightline.translation.files.subtitles import Subtitles
 from sightline.translation.files.web import Epub, HtmlFile
 from sightline.translation.files.xliff import Xliff
 
-KINDS: dict[str, Callable[[bytes], Document]] = {
+ARCHIVES = ("docx", "odt", "pptx", "epub")  # read as an `Archive`, and others as bytes
+KINDS: dict[str, Callable[[Any], Document]] = {
     "txt": PlainText,
     "md": Markdown,
     "markdown": Markdown,
@@ -34,7 +37,7 @@ KINDS: dict[str, Callable[[bytes], Document]] = {
 }
 
 
-def read_document(name: str, data: bytes) -> Document:
+def read_document(name: str, data: bytes, max_unpacked_bytes: int = MAX_UNPACKED_BYTES) -> Document:
     """Read a file by the end of its name.
 
     Raises `DocumentError`, or `ModuleNotFoundError` if the library of the format is missing.
@@ -44,4 +47,4 @@ def read_document(name: str, data: bytes) -> Document:
         raise DocumentError(f"has no known format; the formats are {', '.join(f'.{each}' for each in KINDS)}")
     if len(data) > MAX_BYTES:
         raise DocumentError(f"has {len(data) / 2**20:.0f} MiB, more than {MAX_BYTES // 2**20}; divide it")
-    return KINDS[extension](data)
+    return KINDS[extension](Archive(data, max_unpacked_bytes) if extension in ARCHIVES else data)

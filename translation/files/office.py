@@ -27,9 +27,9 @@ _MARKED, _FIELD, _LINK = "sightline-marked", "sightline-field", "sightline-link"
 class OfficeFile(Texts):
     """A DOCX, PPTX or ODT file."""
 
-    def __init__(self, data: bytes, extension: str) -> None:
+    def __init__(self, archive: Archive, extension: str) -> None:
         super().__init__()
-        self._archive = Archive(data)
+        self._archive = archive
         self._roots = {name: parse_xml(self._archive.read(name)) for name in self._archive.names(_PARTS[extension])}
         self._paragraphs: list[_Runs] = []
         for root in self._roots.values():

@@ -9,7 +9,7 @@ from typing import Any
 from sightline.base.text.sentences import has_letter
 from sightline.translation.files.document import DocumentError, decode
 from sightline.translation.marks import MarkedText, Texts, TranslatedText, unchanged
-from sightline.translation.markup import Markup, MarkupError
+from sightline.translation.markup import HTML, Markup, MarkupError
 
 _HAS_TAG = re.compile(r"</[A-Za-z]|<(?:br|hr|img|wbr)\b[^>]*>")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"(?=(\s*:)?)')
@@ -56,9 +56,9 @@ def _markup_of(string: str) -> Markup | None:
     if not _HAS_TAG.search(string):
         return None
     try:
-        markup = Markup(string, "html")
+        markup = Markup(string, HTML)
         texts = [unchanged(text) for text in markup.texts]
-        is_same = Markup(string, "html").write(texts, "") == string
+        is_same = Markup(string, HTML).write(texts, "") == string
     except (MarkupError, ModuleNotFoundError):
         return None
     return markup if is_same and markup.texts else None

@@ -9,7 +9,7 @@ from sightline.base.text.sentences import has_letter
 from sightline.translation.files.archive import Archive
 from sightline.translation.files.document import DocumentError, decode, parse_xml, xml_bytes
 from sightline.translation.marks import MarkedText, Texts, TranslatedText
-from sightline.translation.markup import XHTML, Markup, MarkupError, add_markup
+from sightline.translation.markup import HTML, XHTML, Markup, MarkupError, add_markup
 
 _NCX = "{http://www.daisy.org/z3986/2005/ncx/}"
 _DC = "{http://purl.org/dc/elements/1.1/}"
@@ -27,7 +27,7 @@ class HtmlFile:
         except (LookupError, UnicodeDecodeError):
             text, self._encoding = decode(data)
         try:
-            self._markup = Markup(text.strip(), "html")
+            self._markup = Markup(text.strip(), HTML)
         except MarkupError as error:
             raise DocumentError(f"cannot be read. {error}") from None
         self._edges = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
@@ -41,15 +41,15 @@ class HtmlFile:
 class Epub(Texts):
     """A book: its pages, its table of contents, and its title."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, archive: Archive) -> None:
         super().__init__()
-        self._archive = Archive(data)
+        self._archive = archive
         if self._archive.names(r"META-INF/(encryption|rights)\.xml"):
             raise DocumentError("is encrypted; use a copy without protection")
         pages, others = self._archive.names(r"(?i).*\.(xhtml|html?)"), self._archive.names(r".*\.(opf|ncx)")
         self._roots = {name: parse_xml(self._archive.read(name)) for name in [*pages, *others]}
         for name in pages:
-            add_markup(self, self._roots[name], "html")
+            add_markup(self, self._roots[name], HTML)
         for name in others:
             for element in self._roots[name].iter(f"{_NCX}text", f"{_DC}title", f"{_DC}description"):
                 if has_letter(element.text or ""):

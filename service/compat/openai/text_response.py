@@ -8,7 +8,7 @@ from sightline.service.api.endpoint import EventStream, event_of
 from sightline.service.compat.common import DataEventEncoder
 from sightline.service.compat.openai.schemas import CompletionUsage, DecodingBody
 from sightline.service.inference.call import AnyInputs, Call
-from sightline.service.inference.generate import DoubtfulResult, GenerateOutput, GenerateResult, GenerateWarning
+from sightline.service.inference.generate import DoubtfulResult, GenerateOutput, GenerateResult
 from sightline.service.inference.results import CachedUsage, Usage
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
@@ -49,7 +49,6 @@ class TextResponse(DataEventEncoder):
         self._is_streamed = bool(body.stream)
         self._make_choice = make_choice
         self._choices: Sequence[Choice] = ()  # of a stream
-        self._warnings: Mapping[int, GenerateWarning] = {}  # of a stream, by the index of the input
         self._head: dict[str, Any] = {
             "id": f"{prefix}-{call.request_id}",
             "object": kind,
@@ -63,7 +62,6 @@ class TextResponse(DataEventEncoder):
         if self._is_streamed:
             events = await stream(call, self._model, inputs, parameters, is_whole=is_whole)
             self._choices = [self._make_choice(sequence.number) for sequence in events.sequences]
-            self._warnings = events.warnings
             return EventStream(events, self)
         result = await generate_texts(call, self._model, inputs, parameters, is_whole=is_whole)
         return self.whole(result)
@@ -79,7 +77,7 @@ class TextResponse(DataEventEncoder):
         return self._event(sequence, self._choices[sequence.number].token(event))
 
     def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
-        warning = self._warnings.get(event.index)
+        warning = self._call.warnings.get(event.index)
         more = {} if warning is None else {"warnings": [warning]}
         return self._event(sequence, self._choices[sequence.number].end(event), more)
 

@@ -1,5 +1,6 @@
 """POST /v1/translate over the fake model."""
 
+import re
 from typing import Any
 
 import pytest
@@ -73,3 +74,13 @@ async def test_what_cannot_be_translated_is_rejected(start: Start, make_backend:
         ):
             error = (await running.post("/v1/translate", {"inputs": "a dog", **body})).json()["error"]
             assert (error["code"], error["param"]) == (code, param)
+
+
+async def test_tags_that_only_format_may_be_split(start: Start, make_backend: MakeBackend) -> None:
+    async with start(with_languages(make_backend(), fake="en-de")) as running:
+        body = {"inputs": '<p><b id="x">a dog</b> runs <a href="y">here</a></p>', "markup": "html"}
+        whole = (await running.result("/v1/translate", body))["outputs"][0]["text"]
+        split = (await running.result("/v1/translate", {**body, "split_tags": True}))["outputs"][0]["text"]
+        for text in (whole, split):
+            assert text.count(' id="x"') == text.count("<a ") == 1 and text.count("<b") == text.count("</b>") >= 1
+        assert re.sub(r"</?[ab][^>]*>", "", whole) == re.sub(r"</?[ab][^>]*>", "", split)

@@ -27,15 +27,18 @@ GET_PATHS = (
     *("/health/live", "/health/ready"),
     *("/v1/models", "/v1/models/{model_id}", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"),
     *("/api/ps", "/api/tags", "/api/version", "/info", "/languages", "/v2/languages", "/v2/usage"),
-    "/language/translate/v2/languages",
+    *("/language/translate/v2/languages", "/frontend/settings", "/download_file/{name}"),
 )
 OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
-CLOUD_PATHS = ("/v2/translate", "/language/translate/v2", "/language/translate/v2/detect")
+CLOUD_PATHS = (
+    *("/v2/translate", "/v2/document", "/v2/document/{document_id}", "/v2/document/{document_id}/result"),
+    *("/language/translate/v2", "/language/translate/v2/detect"),
+)
 INVALID_400 = (*OPENAI_PATHS, *CLOUD_PATHS, "/v2/languages", "/v2/usage")
 POST_PATHS = (
     *OPENAI_PATHS,
     *CLOUD_PATHS,
-    *("/detect", "/imme", "/translate/batch"),
+    *("/detect", "/imme", "/translate/batch", "/translate_file"),
     *(f"/v1/{name}" for name in ("generate", "score", "encode", "attention", "align", "classify", "similar", "rerank")),
     *(f"/v1/{name}" for name in ("tag", "answer", "fill-mask", "tokenize", "detokenize")),
     *(f"/v2/repository/models/{{model_name}}/{verb}" for verb in ("load", "unload")),

@@ -109,6 +109,22 @@ async def test_several_sentences_in_a_text_that_is_not_split_are_a_warning(
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate_stream", {"inputs": TEXT, "parameters": {"top_n_tokens": 1, "details": True}}),
+        ("/generate", {"inputs": TEXT, "parameters": {"top_n_tokens": 1, "details": True}}),
+        ("/api/generate", {"model": "fake", "prompt": TEXT, "logprobs": True}),
+        ("/v2/models/fake/generate_stream", {"text_input": TEXT, "parameters": {"target_prefix": "Ein"}}),
+    ],
+)
+async def test_a_header_warns_in_every_api(start: Start, of_sentences: FakeBackend, path: str, body: Any) -> None:
+    async with start(of_sentences) as running:
+        assert (await running.post(path, body)).headers["x-sightline-warning"] == "several_sentences"
+        body = {name: "a dog" if value == TEXT else value for name, value in body.items()}
+        assert "x-sightline-warning" not in (await running.post(path, body)).headers
+
+
+@pytest.mark.parametrize(
     "parameters",
     [
         {"split_sentences": False},
