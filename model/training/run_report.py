@@ -50,7 +50,7 @@ class Report:
 
         Raises `ValueError` for a record that is not valid JSON.
         """
-        self._trainer, self._folder, self._config = trainer, trainer.folder, trainer.config
+        self._folder, self._config = trainer.folder, trainer.config
         self._progress, self._device = trainer.progress, trainer.device
         # Updates of this process after the first one, which is slower, and their time with that of
         # the validations between them.
@@ -63,12 +63,12 @@ class Report:
         """Write a line for the user."""
         sys.stderr.write(f"{text}\n")
 
-    def start(self, steps: int, changes: Mapping[str, Any]) -> None:
+    def start(self, trainer: "Trainer", steps: int, changes: Mapping[str, Any]) -> None:
         """Write that the training starts or resumes, with epochs of a number of `steps`. `changes`
         are settings that the earlier part of the run had differently, with both values.
         """
         progress, starts = self._progress, self._record.setdefault("starts", [])
-        self.line(self._describe(steps))
+        self.line(self._describe(trainer, steps))
         facts = environment(self._device)
         start: dict[str, Any] = {"time": _now(), "command": shlex.join(sys.orig_argv)}
         start |= {"epoch": progress.epoch + 1, "step": progress.step, **facts}
@@ -86,8 +86,8 @@ class Report:
         starts.append(start)
         self._write()
 
-    def _describe(self, steps: int) -> str:
-        config, trainer = self._config, self._trainer
+    def _describe(self, trainer: "Trainer", steps: int) -> str:
+        config = self._config
         limit = f" or {config.minutes:g} minutes" if config.minutes else ""
         length = f"{plural(config.epochs, 'epoch')} of {plural(steps, 'step')}{limit}"
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]

@@ -311,7 +311,7 @@ class Trainer:
         replace_text(self.folder.settings, to_json(record.model_dump()))
         if not self._is_finished():
             batches = len(self._buckets(self.train_examples, progress.epoch + 1))
-            self._report.start(math.ceil(batches / self.config.accumulate), changes)
+            self._report.start(self, math.ceil(batches / self.config.accumulate), changes)
             self._train()
         elif progress.best_epoch:
             self._report.already_finished(self._reason_to_stop())

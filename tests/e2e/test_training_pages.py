@@ -35,6 +35,7 @@ def shortened(code: str) -> str:
         code,
     )
     code = re.sub(r"\S*sightline serve .*\n", "", code)
+    code = code.replace("--teacher bundles", f"--teacher {Path('bundles').resolve()}")
     return code.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
 
 

@@ -1,8 +1,10 @@
 import dataclasses
+import gc
 import json
 import math
 import resource
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -198,6 +200,19 @@ def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_no
     scale = min(1.0, clip_norm / norm.item())
     assert (scale < 1) == (clip_norm == 1e-3)
     torch.testing.assert_close(gradients, [gradient * scale for gradient in expected], atol=1e-7, rtol=1e-3)
+
+
+def test_a_trainer_that_measured_updates_is_freed_without_the_garbage_collector(make: Train) -> None:
+    """Its weights and gradients were in memory beside those of the training."""
+    trainer = make()
+    trainer.measure_updates(1)
+    model = weakref.ref(trainer.model)
+    gc.disable()
+    try:
+        del trainer
+        assert model() is None
+    finally:
+        gc.enable()
 
 
 def test_a_run_that_cannot_start_does_not_lock_the_folder(
