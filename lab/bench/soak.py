@@ -324,7 +324,8 @@ GETS = (
     *("/", "/page/main.js", "/v1/models", "/health", "/health/live", "/health/ready", "/ping", "/metrics"),
     *("/docs", "/docs/docs.js", "/openapi.json"),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/info", "/languages"),
-    *("/v2/languages", "/v2/usage", "/language/translate/v2/languages"),
+    *("/v2/languages", "/v2/usage", "/language/translate/v2/languages", "/v2/glossary-language-pairs"),
+    *("/v1/glossaries", "/v2/glossaries", "/v3/glossaries"),
     *("/api/tags", "/api/ps", "/api/version"),
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 from sightline.base.bundle import Languages
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
+from sightline.service.inference import glossaries
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.language_choice import fitting_translators, translators
@@ -35,11 +36,14 @@ async def translate_between(
     name: str | None = None,
     markup: MarkupKind | None = None,
     glossary: Mapping[str, str] = NO_TERMS,
+    glossary_id: str | None = None,
 ) -> tuple[list[list[TranslateOutput]], Usage, TimingsMs]:
     """Translate texts between the languages that the parameters of a request name.
 
-    Without a name, the languages choose the models. The source language may be `AUTO`.
+    Without a name, the languages choose the models. The source language may be `AUTO`. Terms of the
+    `glossary` precede those of a stored one.
     """
+    stored = None if glossary_id is None else await glossaries.use_glossaries(call, glossaries.find, glossary_id)
     source, target = requested.get("source_language"), requested.get("target_language")
     models = _models(call, name)
     detected: list[DetectedLanguage | None] = [None] * len(inputs)
@@ -59,21 +63,28 @@ async def translate_between(
         steps = [await _step(call, each, {**requested, "num_return_sequences": 1}) for each in ways[:-1]]
         steps.append(await _step(call, ways[-1], requested))
         texts = inputs.select(indices) if len(groups) > 1 else inputs
-        translated = await translate_documents(call, steps, texts, markup, record, glossary)
+        terms = {**stored.terms(ways[0].source, ways[-1].target), **glossary} if stored else glossary
+        translated = await translate_documents(call, steps, texts, markup, record, terms)
         for index, ranks in zip(indices, translated, strict=True):
             results[index] = [replace(one, index=index, detected=detected[index], route=ways) for one in ranks]
     return [results[index] for index in range(len(inputs))], *record.write(steps[-1].model)
 
 
 async def translate_by_languages(
-    call: Call, inputs: Texts, source: str, target: str, markup: MarkupKind | None = None, number: int = 1
+    call: Call,
+    inputs: Texts,
+    source: str,
+    target: str,
+    markup: MarkupKind | None = None,
+    number: int = 1,
+    glossary_id: str | None = None,
 ) -> list[list[TranslateOutput]]:
     """Translate texts by the models that their languages choose; the source may be `AUTO`.
 
     Return this `number` of translations of each text, the best first.
     """
     requested = {"source_language": source, "target_language": target, "num_return_sequences": number}
-    results, _, _ = await translate_between(call, inputs, requested, markup=markup)
+    results, _, _ = await translate_between(call, inputs, requested, markup=markup, glossary_id=glossary_id)
     return results
 
 
