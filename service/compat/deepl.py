@@ -215,22 +215,20 @@ async def get_dictionary(
 
 async def change_glossary(call: Call, glossary_id: GlossaryId, body: DeeplMultilingualBody) -> Info:
     """Change the name of a glossary, and add or replace terms."""
-
-    def change(glossary: StoredGlossary) -> StoredGlossary:
-        known = {each.pair: each.terms for each in glossary.dictionaries}
-        more = [
-            each.model_copy(update={"terms": {**known.get(each.pair, {}), **each.terms}})
-            for each in map(_read, body.dictionaries)
-        ]
-        return glossary.replacing(more).model_copy(update={"name": body.name or glossary.name})
-
-    return _info(await use_glossaries(call, glossaries.change, glossary_id, change))
+    glossary = await use_glossaries(call, glossaries.find, glossary_id)
+    known = {each.pair: each.terms for each in glossary.dictionaries}
+    more = [
+        each.model_copy(update={"terms": {**known.get(each.pair, {}), **each.terms}})
+        for each in map(_read, body.dictionaries)
+    ]
+    changed = glossary.replacing(more).model_copy(update={"name": body.name or glossary.name})
+    return _info(await use_glossaries(call, glossaries.put, changed))
 
 
 async def replace_dictionary(call: Call, glossary_id: GlossaryId, body: DeeplDictionary) -> Info:
     """Replace the terms of a glossary for a pair of languages."""
-    dictionary = _read(body)
-    await use_glossaries(call, glossaries.change, glossary_id, lambda glossary: glossary.replacing([dictionary]))
+    glossary, dictionary = await use_glossaries(call, glossaries.find, glossary_id), _read(body)
+    await use_glossaries(call, glossaries.put, glossary.replacing([dictionary]))
     return _count(dictionary)
 
 
@@ -238,12 +236,10 @@ async def delete_dictionary(
     call: Call, glossary_id: GlossaryId, source_lang: LanguageInQuery = None, target_lang: LanguageInQuery = None
 ) -> Info:
     """Delete the terms of a glossary for a pair of languages; others must remain."""
-
-    def change(glossary: StoredGlossary) -> StoredGlossary:
-        found = _find(glossary, source_lang, target_lang)
-        return glossary.model_copy(update={"dictionaries": [each for each in glossary.dictionaries if each != found]})
-
-    return _info(await use_glossaries(call, glossaries.change, glossary_id, change))
+    glossary = await use_glossaries(call, glossaries.find, glossary_id)
+    found = _find(glossary, source_lang, target_lang)
+    changed = glossary.model_copy(update={"dictionaries": [each for each in glossary.dictionaries if each != found]})
+    return _info(await use_glossaries(call, glossaries.put, changed))
 
 
 def _read(body: DeeplDictionary) -> Dictionary:

@@ -125,13 +125,6 @@ def put(folder: Path | None, glossary: StoredGlossary) -> StoredGlossary:
     return glossary
 
 
-def change(
-    folder: Path | None, glossary_id: str, changed: Callable[[StoredGlossary], StoredGlossary]
-) -> StoredGlossary:
-    """Change a glossary, and return it. Raises `ApiError`."""
-    return put(folder, changed(find(folder, glossary_id)))
-
-
 def delete(folder: Path | None, glossary_id: str) -> StoredGlossary:
     """Delete a glossary, and return what it was. Raises `ApiError`."""
     glossary = find(folder, glossary_id)
