@@ -27,6 +27,7 @@ _PLAIN = {
     "\r": " ", "\u00ad": "", "\u200b": "", "\ufeff": "",
 }  # fmt: skip
 _LEAST_SHARE = 0.2  # of a word that stands for a stand-in which the model changed, or for a term and others
+_LEAST_SHARE_OF_TERM = 0.55  # on average, of words that a term replaces
 _LEAST_SHARE_OF_FORM = 0.05  # of a word that is a form of a term
 _MAX_ENDING = 3  # letters that a model adds to a name, such as a genitive's
 _LEAST_STEM = 4  # letters that two forms of a word share
@@ -252,7 +253,7 @@ class _Targets:
                 for is_free, word in zip(self._are_free, self._words, strict=True)
             ]
             return start, end
-        values = self._values(share)
+        values = self._values(share, 0.5)
         best = best_range(values, 0, len(values))
         if best is None and values and max(values) >= _LEAST_SHARE - 0.5:
             best = int(np.argmax(values)), int(np.argmax(values)) + 1
@@ -270,15 +271,15 @@ class _Targets:
             for value, (start, end) in zip(share, self._words, strict=True)
         ):
             return None
-        values = self._values(share)
+        values = self._values(share, _LEAST_SHARE_OF_TERM)
         if best := best_range(values, 0, len(values)):
             return self._take(best)
-        return None if values and max(values) >= _LEAST_SHARE - 0.5 else self.beside(columns)
+        return None if values and max(share) >= _LEAST_SHARE else self.beside(columns)
 
-    def _values(self, share: NDArray[np.float64]) -> list[float]:
+    def _values(self, share: NDArray[np.float64], least: float) -> list[float]:
         """Return what each word adds to the value of a range of words, see `best_range`."""
         return [
-            value - 0.5 if is_free and any(map(str.isalnum, self._text[slice(*word)])) else -np.inf
+            value - least if is_free and any(map(str.isalnum, self._text[slice(*word)])) else -np.inf
             for value, word, is_free in zip(share, self._words, self._are_free, strict=True)
         ]
 
