@@ -18,11 +18,11 @@ class GlossaryBody(RequestBody):
     EXAMPLES = ({"dictionaries": [{"source_language": "en", "target_language": "de", "terms": {"dog": "Rüde"}}]},)
 
 
-async def list_glossaries(call: Call) -> dict[str, list[tuple[str, str, int]]]:
-    """List the languages and the number of terms of each glossary, by id."""
+async def list_glossaries(call: Call) -> dict[str, list[list[str]]]:
+    """List the pairs of languages of each glossary, by id."""
     found = await use_glossaries(call, glossaries.read_all)
     return {
-        glossary.id: [(each.source_language, each.target_language, len(each.terms)) for each in glossary.dictionaries]
+        glossary.id: [[each.source_language, each.target_language] for each in glossary.dictionaries]
         for glossary in found
     }
 
@@ -45,7 +45,7 @@ async def delete_glossary(call: Call, glossary_id: GlossaryId) -> dict[str, Any]
 
 PATH = "/v1/glossaries/{glossary_id}"
 ENDPOINTS = (
-    Endpoint("GET", "/v1/glossaries", list_glossaries, dict[str, list[tuple[str, str, int]]]),
+    Endpoint("GET", "/v1/glossaries", list_glossaries, dict[str, list[list[str]]]),
     Endpoint("PUT", PATH, put_glossary, StoredGlossary, errors=("forbidden",)),
     Endpoint("GET", PATH, show_glossary, StoredGlossary, errors=("not_found",)),
     Endpoint("DELETE", PATH, delete_glossary, StoredGlossary, errors=("not_found",)),
