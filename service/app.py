@@ -19,7 +19,7 @@ from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import resident_bytes
 from sightline.base.threads import run_in_daemon_thread
 from sightline.service import compat
-from sightline.service.api import health, models, root
+from sightline.service.api import glossaries, health, models, root
 from sightline.service.api.endpoint import Endpoint
 from sightline.service.http import docs, page
 from sightline.service.http.application import Application
@@ -64,6 +64,7 @@ NATIVE = (
     fill_mask,
     similar,
     tokens,
+    glossaries,
     models,
     health,
 )

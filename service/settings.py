@@ -133,6 +133,9 @@ class Settings(Options):
     """Models of requests that name no model, comma-separated: the first of them that can do the
     task, or else the only model of the service that can. If not set, those that `sightline models
     default` wrote to the folder of bundles."""
+    glossaries: Annotated[Path | None, Shown("FOLDER")] = None
+    """Folder in which clients store glossaries, each API key its own; workers and services can
+    share it. If not set, terms come only with requests."""
     strict_loading: bool = False
     """Exit with code 3 if any bundle fails to load, so that a rollout stops; otherwise serve the
     others and log an error."""

@@ -1,18 +1,13 @@
 """Glossaries: terms with given translations."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from sightline.base.text.words import word_spans
-from sightline.translation.protected import Kept, kept_within
+from sightline.translation.marks import Mark, MarkedText
 
-
-class Term(NamedTuple):
-    """A part of a text whose translation a glossary gives."""
-
-    start: int
-    end: int
-    text: str  # the translation
+MAX_CHARACTERS = 200  # of a term
 
 
 class Glossary:
@@ -28,24 +23,43 @@ class Glossary:
         for of_word in self._terms.values():
             of_word.sort(key=lambda term: -len(term[0]))
 
-    def find(self, text: str, kept: Sequence[Kept] = ()) -> list[Term]:
-        """Return the terms in a text as whole words: the longest, and outside of what is kept."""
-        if not self._terms:
-            return []
+    def mark(self, text: MarkedText) -> MarkedText:
+        """Return a text with marks of its terms."""
+        return replace(text, marks=[*text.marks, *self.find(text.text)])
+
+    def find(self, text: str) -> list[Mark]:
+        """Return marks of the terms in a text as whole words: the longest."""
         spans = word_spans(text)
         words = [text[slice(*span)] for span in spans]
-        found: list[Term] = []
+        found: list[Mark] = []
         for index, word in enumerate(words):
             if found and found[-1].end > spans[index][0]:
                 continue
             for term, target in self._terms.get(word.casefold(), ()):
                 own = words[index : index + len(term)]
-                start, end = spans[index][0], spans[index + len(own) - 1][1]
-                is_free = len(own) == len(term) and not kept_within(kept, start, end)
-                if is_free and all(map(_matches, term, own)):
-                    found.append(Term(start, end, target))
+                if len(own) == len(term) and all(map(_matches, term, own)):
+                    found.append(Mark(spans[index][0], spans[index + len(own) - 1][1], "term", text=target))
                     break
         return found
+
+
+def read_terms(lines: Iterable[str], separator: str) -> dict[str, str]:
+    """Return terms and their translations, which each line of a table has. Raises `ValueError`.
+
+    The tables of DeepL may also have the two languages in each line.
+    """
+    terms: dict[str, str] = {}
+    reader = csv.reader(lines, delimiter=separator)
+    try:
+        for row in filter(any, reader):
+            pair = [cell.strip() for cell in row[:2]]
+            if len(row) not in (2, 4) or not all(0 < len(cell) <= MAX_CHARACTERS for cell in pair):
+                most = f"of at most {MAX_CHARACTERS} characters each"
+                raise ValueError(f"line {reader.line_num} must have a term and its translation, {most}")
+            terms[pair[0]] = pair[1]
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num} cannot be read: {error}") from None
+    return terms
 
 
 def _words(text: str) -> list[str]:

@@ -22,10 +22,12 @@ class Mark:
     start: int
     end: int
     # `around`: the text inside is translated, and the mark follows its words. `keep`: the text
-    # inside is copied, and takes the place of its translation.
-    kind: Literal["around", "keep"] = "around"
+    # inside is copied, and takes the place of its translation. `term`: another text does; such
+    # marks come last, may overlap the others, and are not in the translation.
+    kind: Literal["around", "keep", "term"] = "around"
     parent: int | None = None  # index of the mark that this one is inside of; an earlier one
     may_split: bool = False  # if its translation is scattered, the mark occurs several times
+    text: str = ""  # the translation of a term
 
 
 @dataclass(frozen=True)

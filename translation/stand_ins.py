@@ -4,14 +4,18 @@ replaces another translation.
 """
 
 import re
+import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.base.text.words import Span, word_spans
 from sightline.translation.alignment import Translated, Weights, best_range, share_of, shared
-from sightline.translation.glossary import Term
+from sightline.translation.marks import Mark
 from sightline.translation.protected import Kept
 
 # Names that all models know and copy.
@@ -22,8 +26,11 @@ _PLAIN = {
     "–": "-", "—": "-", "‑": "-", "‐": "-", "−": "-", "…": "...", "\u00a0": " ", "\u202f": " ", "\t": " ", "\n": " ",
     "\r": " ", "\u00ad": "", "\u200b": "", "\ufeff": "",
 }  # fmt: skip
-_LEAST_SHARE = 0.2  # of a word that stands for a stand-in which the model changed
+_LEAST_SHARE = 0.2  # of a word that stands for a stand-in which the model changed, or for a term and others
+_LEAST_SHARE_OF_TERM = 0.55  # on average, of words that a term replaces
+_LEAST_SHARE_OF_FORM = 0.05  # of a word that is a form of a term
 _MAX_ENDING = 3  # letters that a model adds to a name, such as a genitive's
+_LEAST_STEM = 4  # letters that two forms of a word share
 
 
 @dataclass(frozen=True)
@@ -37,16 +44,15 @@ class Edit:
     is_term: bool = False  # the model reads it as it is
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Return the texts that mark its place in the translation: the stand-in, or the term."""
-        if self.is_term and self.written:
-            return self.written, self.written[:1].upper() + self.written[1:]
-        return (self.text.strip(" "),)  # spaces separate a name from words that touch what it stands for
+    def name(self) -> str:
+        return self.text.strip(" ")  # spaces separate a name from words that touch what it stands for
 
-    def is_in(self, text: str) -> bool:
-        """Return True for the term with or without an ending, or a compound that ends with it."""
-        written = self.written or ""
-        return text.startswith(self.names) or text.endswith(written[:1].lower() + written[1:])
+    def is_in(self, word: str) -> bool:
+        """Return True for a form of the term, or a compound with it at its start or its end."""
+        term, word = _form(self.written or ""), _form(word)
+        stem = len([*takewhile(bool, map(eq, term, word))])
+        is_other_form = stem >= _LEAST_STEM and max(len(term), len(word)) - stem <= _MAX_ENDING
+        return is_other_form or word.startswith(term) or word.endswith(term)
 
 
 Piece = tuple[str, int, Edit | None]  # a text, and its place in what the model wrote or what it is a copy of
@@ -79,7 +85,7 @@ class Sentence:
         self,
         text: str,
         kept: Sequence[Kept],
-        terms: Sequence[Term],
+        terms: Sequence[Mark],
         unknown: Sequence[Span],
         edges: Collection[int] = (),
     ) -> None:
@@ -114,18 +120,13 @@ class Sentence:
             for start, end, edit in self._starts
             if edit.written is not None
         }
-        targets = _Targets(translated, shares)
-        found = {edit: targets.find(edit, columns[edit]) for edit in sorted(self.kept, key=targets.certainty)}
-        places = {edit: place or targets.beside(columns[edit]) for edit, place in found.items()}
-        copies = [edit for edit in self.kept if not edit.is_term]
-        own = [places[edit] for edit in copies]
-        if not _are_together(copies, own, groups, len(self.text)):
-            places |= zip(copies, sorted(own), strict=True)
-        places = {
-            edit: place
-            for edit, place in places.items()
-            if not (edit.is_term and edit.is_in(translated.text[slice(*place)]))
-        }
+        targets, copies = _Targets(translated, shares), [edit for edit in self.kept if not edit.is_term]
+        found = {edit: targets.find(edit, columns[edit]) for edit in sorted(copies, key=targets.certainty)}
+        places = {edit: found[edit] or targets.beside(columns[edit]) for edit in copies}
+        if not _are_together(copies, [*places.values()], groups, len(self.text)):
+            places = dict(zip(copies, sorted(places.values()), strict=True))
+        terms = {edit: targets.find_term(edit, columns[edit]) for edit in self.kept if edit.is_term}
+        places |= {edit: place for edit, place in terms.items() if place is not None}
         return self._restored(translated, shares, places, columns)
 
     def _source_word(self, word: Span) -> AlignedWord:
@@ -172,7 +173,7 @@ class Sentence:
 
     def _pieces(self, translated: Translated, places: dict[Edit, Span]) -> list[Piece]:
         """Return a translation in pieces: what is kept, and what the model wrote between."""
-        text, names, pieces = translated.text, {edit.names[0] for edit in places if not edit.is_term}, list[Piece]()
+        text, names, pieces = translated.text, {edit.name for edit in places if not edit.is_term}, list[Piece]()
         changes: list[tuple[Span, Edit | None]] = [(place, edit) for edit, place in places.items()]
         # A name that a model repeats is debris.
         for start, end in translated.target_words:
@@ -197,11 +198,13 @@ class Sentence:
                 continue
             if start == end and not glues and pieces and not pieces[-1][0][-1].isspace():
                 add(" ")
-            is_first = not pieces and self.text[:1].isupper() and edit.is_term
-            add(edit.names[-1] if is_first else edit.written or "", edit=edit)
+            written = edit.written or ""
+            if not pieces and self.text[:1].isupper() and edit.is_term:
+                written = written[:1].upper() + written[1:]
+            add(written, edit=edit)
             is_glued = edit.text.endswith(" ")
             if text[position : position + 1].isalnum():
-                if start < end and text[start:end] == edit.names[0]:
+                if start < end and text[start:end] == edit.name:
                     add("-")  # the model made a compound of the name
                 elif start == end and not is_glued:
                     add(" ")
@@ -209,6 +212,12 @@ class Sentence:
         is_stripped = is_glued and rest.startswith(" ")
         add(rest[is_stripped:], position + is_stripped)
         return pieces
+
+
+def _form(word: str) -> str:
+    """Return a word without a capital at its start and without accents, which forms may have."""
+    letters = [letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter)]
+    return "".join([letters[0].lower(), *letters[1:]] if letters else ())
 
 
 def _word(text: str, start: int, end: int, shift: int = 0) -> AlignedWord:
@@ -227,17 +236,15 @@ class _Targets:
         return abs(len(self._literal(edit)) - 1)
 
     def _literal(self, edit: Edit) -> list[int]:
-        return [index for index, (start, _) in enumerate(self._words) if self._text.startswith(edit.names, start)]
+        return [index for index, (start, _) in enumerate(self._words) if self._text.startswith(edit.name, start)]
 
     def find(self, edit: Edit, columns: Sequence[int]) -> Span | None:
-        """Return the characters that stand for a stand-in or a term, and take their words."""
+        """Return the characters that stand for a stand-in, and take their words."""
         share = share_of(self._shares, columns)
-        # A term may also be the translation of another word.
-        least = _LEAST_SHARE if edit.is_term else 0.0
-        literal = [index for index in self._literal(edit) if self._are_free[index] and share[index] >= least]
+        literal = [index for index in self._literal(edit) if self._are_free[index]]
         if literal:
             start, last = self._words[max(literal, key=lambda index: share[index])]
-            end = start + len(edit.names[0])
+            end = start + len(edit.name)
             ending = re.match(r"[^\W\d_]*", self._text[end : max(end, last)])
             assert ending is not None, "it may be empty"
             end += ending.end() if ending.end() <= _MAX_ENDING else 0
@@ -246,23 +253,41 @@ class _Targets:
                 for is_free, word in zip(self._are_free, self._words, strict=True)
             ]
             return start, end
-        others: set[int] = set()
-        if edit.is_term and share.size:  # a word with the most of another word, such as an article, stays
-            columns_of_others = [column for column in range(self._shares.shape[1]) if column not in columns]
-            others = {*self._shares[:, columns_of_others].argmax(axis=0).tolist()} - {int(share.argmax())}
-        values = [
-            value - 0.5
-            if self._are_free[index] and index not in others and any(map(str.isalnum, self._text[slice(*word)]))
-            else -np.inf
-            for index, (value, word) in enumerate(zip(share, self._words, strict=True))
-        ]
+        values = self._values(share, 0.5)
         best = best_range(values, 0, len(values))
         if best is None and values and max(values) >= _LEAST_SHARE - 0.5:
             best = int(np.argmax(values)), int(np.argmax(values)) + 1
-        if best is None:
+        return None if best is None else self._take(best)
+
+    def find_term(self, edit: Edit, columns: Sequence[int]) -> Span | None:
+        """Return the characters that a term replaces, and take their words.
+
+        None if a form of the term is there, or a word that also stands for others, such as a
+        compound; this word stays.
+        """
+        share, size = share_of(self._shares, columns), len(edit.written or "")
+        if any(
+            value >= _LEAST_SHARE_OF_FORM and edit.is_in(self._text[start : max(end, start + size)])
+            for value, (start, end) in zip(share, self._words, strict=True)
+        ):
             return None
-        self._are_free[slice(*best)] = [False] * (best[1] - best[0])
-        return self._words[best[0]][0], self._words[best[1] - 1][1]
+        values = self._values(share, _LEAST_SHARE_OF_TERM)
+        if best := best_range(values, 0, len(values)):
+            return self._take(best)
+        return None if values and max(share) >= _LEAST_SHARE else self.beside(columns)
+
+    def _values(self, share: NDArray[np.float64], least: float) -> list[float]:
+        """Return what each word adds to the value of a range of words, see `best_range`."""
+        return [
+            value - least if is_free and any(map(str.isalnum, self._text[slice(*word)])) else -np.inf
+            for value, word, is_free in zip(share, self._words, self._are_free, strict=True)
+        ]
+
+    def _take(self, words: Span) -> Span:
+        """Take words, and return their characters."""
+        first, end = words
+        self._are_free[first:end] = [False] * (end - first)
+        return self._words[first][0], self._words[end - 1][1]
 
     def beside(self, columns: Sequence[int]) -> Span:
         """Return the place after the translation of the word before a stand-in.
@@ -292,7 +317,7 @@ def _are_together(edits: Sequence[Edit], places: Sequence[Span], groups: Sequenc
 
 
 def _edits(
-    text: str, kept: Sequence[Kept], terms: Sequence[Term], unknown: Sequence[Span], edges: Collection[int]
+    text: str, kept: Sequence[Kept], terms: Sequence[Mark], unknown: Sequence[Span], edges: Collection[int]
 ) -> Iterator[Edit]:
     """Yield the parts of a sentence that the model reads in another form, in order."""
     words = word_spans(text) if unknown else []

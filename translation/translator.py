@@ -8,7 +8,6 @@ from dataclasses import replace
 from sightline.base.text.sentences import LANGUAGES_WITHOUT_SPACES
 from sightline.base.text.words import Span
 from sightline.translation.alignment import Engine, Translated
-from sightline.translation.glossary import Glossary
 from sightline.translation.marks import Mark, MarkedText, PlacedMark, TranslatedText
 from sightline.translation.placing import place_marks
 from sightline.translation.protected import Kept, kept_within, protected_spans
@@ -19,10 +18,13 @@ _LEAST_DIVIDED = 32  # characters of a sentence that is divided if its translati
 
 
 async def translate_texts(
-    texts: Sequence[MarkedText], engine: Engine, glossary: Glossary | None = None
+    texts: Sequence[MarkedText], engine: Engine, *, writes_terms: bool = True
 ) -> list[list[TranslatedText]]:
-    """Return the translations of each text with its marks: as many as its sentences have."""
-    parts = await asyncio.to_thread(lambda: [_Text(text, engine, glossary or Glossary({})) for text in texts])
+    """Return the translations of each text with its marks: as many as its sentences have.
+
+    If another model translates after this one, `writes_terms` is false: terms stay marked.
+    """
+    parts = await asyncio.to_thread(lambda: [_Text(text, engine, writes_terms) for text in texts])
     waiting = [sentence for part in parts for sentence in part.sentences]
     while waiting:
         results = await engine.translate(
@@ -49,14 +51,22 @@ class _Segment:
             Kept(span.start - start, span.end - start, span.is_symbol) for span in kept_within(text.kept, start, end)
         ]
         # In the sentence, from which those of several sentences extend.
-        self.marks = {
-            index: replace(mark, start=mark.start - start, end=mark.end - start) for index, mark in marks.items()
+        own = {index: replace(mark, start=mark.start - start, end=mark.end - start) for index, mark in marks.items()}
+        self.marks = {index: mark for index, mark in own.items() if mark.kind != "term"}
+        terms = {
+            index: mark
+            for index, mark in own.items()
+            if mark.kind == "term" and 0 <= mark.start < mark.end <= end - start
+            if not kept_within(kept, mark.start, mark.end)
         }
+        # Terms that another model writes have places of their own, also those that marks have.
+        self.followed = [self.marks, *([] if text.writes_terms else ({index: term} for index, term in terms.items()))]
         edges = {edge for mark in self.marks.values() for edge in (mark.start, mark.end)}
-        terms = text.glossary.find(source, kept)
-        self.form = Sentence(source, kept, terms, text.engine.unknown(source), edges)
+        self.form = Sentence(
+            source, kept, [*terms.values()] if text.writes_terms else (), text.engine.unknown(source), edges
+        )
         self.is_aligned = bool(self.form.kept) or any(
-            mark.start > 0 or mark.end < end - start for mark in self.marks.values()
+            mark.start > 0 or mark.end < end - start for marks in self.followed for mark in marks.values()
         )
 
     def divide(self) -> "list[_Segment]":
@@ -81,8 +91,8 @@ class _Segment:
 class _Text:
     """A text with its sentences."""
 
-    def __init__(self, source: MarkedText, engine: Engine, glossary: Glossary) -> None:
-        self.source, self.engine, self.glossary = source, engine, glossary
+    def __init__(self, source: MarkedText, engine: Engine, writes_terms: bool) -> None:
+        self.source, self.engine, self.writes_terms = source, engine, writes_terms
         given = [Kept(mark.start, mark.end) for mark in source.marks if mark.kind == "keep"]
         self.kept = protected_spans(source.text, given)
         spans = segments(source.text, self.kept, engine.source_language, engine.fits)
@@ -123,17 +133,21 @@ class _Text:
             aligned = sentence.aligned(rank)
             bounds += [(sentence.start, len(text)), (sentence.end, len(text) + len(aligned.text))]
             ranges.append((sentence.start, sentence.end, len(text), len(text) + len(aligned.text)))
-            for mark in place_marks(aligned, sentence.end - sentence.start, sentence.marks):
-                moved = replace(mark, start=mark.start + len(text), end=mark.end + len(text))
-                placed.setdefault(mark.index, []).append(moved)
+            for followed in sentence.followed:
+                for mark in place_marks(aligned, sentence.end - sentence.start, followed):
+                    moved = replace(mark, start=mark.start + len(text), end=mark.end + len(text))
+                    placed.setdefault(mark.index, []).append(moved)
             text, position = text + aligned.text, sentence.end
         text += source[position:]
+        kinds = [mark.kind for mark in self.source.marks]
         marks = [
             mark
-            for index in range(len(self.source.marks))
+            for index, kind in enumerate(kinds)
+            if kind != "term"
             for mark in self._whole(index, placed.get(index, []), bounds)
         ]
-        return TranslatedText(text, _nested(self.source.marks, marks, len(text)), ranges)
+        terms = [part for index, parts in placed.items() if kinds[index] == "term" for part in parts]
+        return TranslatedText(text, [*_nested(self.source.marks, marks, len(text)), *terms], ranges)
 
     def _whole(self, index: int, parts: Sequence[PlacedMark], bounds: Sequence[Span]) -> Sequence[PlacedMark]:
         """Return the places of a mark: as its sentences have it, or as it is between them."""

@@ -328,6 +328,7 @@ GETS = (
     *("/docs", "/docs/docs.js", "/openapi.json"),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/info", "/languages"),
     *("/v2/languages", "/v2/usage", "/language/translate/v2/languages", "/frontend/settings"),
+    *("/v2/glossary-language-pairs", "/v1/glossaries", "/v2/glossaries", "/v3/glossaries"),
     *("/api/tags", "/api/ps", "/api/version"),
 )
 

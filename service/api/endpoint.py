@@ -20,7 +20,7 @@ JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "t
 NDJSON = "application/x-ndjson"  # JSON lines
 MULTIPART = "multipart/form-data"
 HTML, SVG, BINARY = "text/html", "image/svg+xml", "application/octet-stream"
-IN_QUERY = {"model", "type"}  # parameters that an endpoint may read from the query
+IN_QUERY = {"model", "type", "source_lang", "target_lang"}  # parameters that an endpoint may read from the query
 CALL = "sightline.call"  # key of the call in the ASGI scope
 
 
@@ -46,6 +46,7 @@ Headers = Annotated[Mapping[bytes, bytes], _attribute_of_call("headers")]
 ModelInQuery = Annotated[str | None, _attribute_of_call("model_in_query")]
 Tail = Annotated[bytes, _attribute_of_call("tail")]  # bytes of the body after its JSON
 TypeInQuery = Annotated[str | None, Query(description="`source` (default) or `target`.")]
+LanguageInQuery = Annotated[str | None, Query(description="Code of the language.")]
 PathModel = Annotated[str, described("Name of the model.")]
 
 # An endpoint that needs a key, once there are keys, can also answer with this.
@@ -206,12 +207,12 @@ class Endpoint:
     """One endpoint.
 
     The handler takes `call`, the path's parameters, and by name what else it declares: `body`, a
-    Pydantic model; `model` or `type`, from the query; `headers`; `tail`, the bytes after the JSON.
+    Pydantic model; one of `IN_QUERY`; `headers`; `tail`, the bytes after the JSON.
     It returns an object that becomes JSON, a `Raw`, or an `EventStream`. The first sentence of its
     docstring is the summary in OpenAPI.
     """
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
     path: str
     handler: Callable[..., Awaitable[Any]]
     response: Any = None  # type of the JSON of a 200

@@ -1,9 +1,13 @@
-"""Routes of DeepL's API for texts, documents, languages and usage; languages select the models."""
+"""Routes of DeepL's API; languages select the models."""
 
+import io
 import secrets
+from collections.abc import Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Literal
+from uuid import uuid4
 
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
@@ -17,21 +21,28 @@ from sightline.service.api.endpoint import (
     Call,
     Endpoint,
     ErrorFormat,
+    LanguageInQuery,
     Raw,
     TypeInQuery,
     attachment,
     described,
     to_json,
 )
+from sightline.service.api.glossaries import GlossaryId, delete_glossary
 from sightline.service.api_errors import ApiError, complete_message
-from sightline.service.body_fields import AnyTexts, File, RequestBody, must_equal
+from sightline.service.body_fields import AnyTexts, File, RequestBody, construct, must_equal
 from sightline.service.compat.common import Ignored
+from sightline.service.inference import glossaries
 from sightline.service.inference.document_store import State
 from sightline.service.inference.documents import read_file, sample_of, translate_later
+from sightline.service.inference.glossaries import Dictionary, Language, StoredGlossary, use_glossaries
 from sightline.service.inference.language_choice import language_pairs
 from sightline.service.inference.routing import AUTO, routes_of, translate_by_languages
+from sightline.translation.glossary import read_terms
 from sightline.translation.markup import MarkupKind, Tags
 
+Info = dict[str, Any]
+TSV = "text/tab-separated-values"
 OPTIONAL_BODY = replace(JSON_OR_FORM, media_types=(*JSON_OR_FORM.media_types, ""), is_optional=True)
 NO_LIMIT = 10**12  # characters; clients expect a limit
 TagNames = Annotated[
@@ -67,6 +78,8 @@ class DeeplTranslateBody(DeeplBody):
     ] = None
     tag_handling_version: Ignored[str] = None
     show_billed_characters: Ignored[str | bool] = None
+    glossary_id: Annotated[str | None, Field(description="Id of a glossary for the languages.")] = None
+    glossary_ids: Annotated[Any, must_equal(instead="name one in glossary_id")] = None
     style_id: Annotated[Any, must_equal()] = None
     custom_instructions: Annotated[Any, must_equal()] = None
     splitting_tags: TagNames = None
@@ -140,6 +153,28 @@ class DeeplUsage(TypedDict):
     character_limit: Annotated[int, Field(description="A number that is never reached.")]
 
 
+class DeeplDictionary(RequestBody):
+    source_lang: Annotated[Language, Field(description="Language of the terms.")]
+    target_lang: Annotated[Language, Field(description="Language of their translations.")]
+    entries: str = Field(description="A term and its translation in each line.")
+    entries_format: Literal["tsv", "csv"] = Field(default="tsv", description="A tab is between them, or a comma.")
+
+    EXAMPLES = ({"source_lang": "EN", "target_lang": "DE", "entries": "dog\tRüde"},)
+
+
+class DeeplGlossaryBody(DeeplDictionary):
+    name: str = Field(description="Name of the glossary.")
+
+    EXAMPLES = ({"name": "animals", **DeeplDictionary.EXAMPLES[0]},)
+
+
+class DeeplMultilingualBody(RequestBody):
+    name: str | None = Field(default=None, description="Name of the glossary.")
+    dictionaries: list[DeeplDictionary] = Field(default=[], description="Terms for pairs of languages.")
+
+    EXAMPLES = ({"name": "animals", "dictionaries": [*DeeplDictionary.EXAMPLES]},)
+
+
 class DeeplError(BaseModel):
     message: str = Field(description="Explanation, after the path of the value at fault.")
 
@@ -158,7 +193,9 @@ async def translate(call: Call, body: DeeplTranslateBody) -> DeeplTranslations:
         has_outline = body.outline_detection not in (False, "0", "false")
         kept, blocks, inline = map(_names, (body.ignore_tags, body.splitting_tags, body.non_splitting_tags))
         tags = Tags(body.markup, kept, blocks, inline, has_outline)
-    results = await translate_by_languages(call, body.inputs, source, body.target_language, tags)
+    results = await translate_by_languages(
+        call, body.inputs, source, body.target_language, tags, glossary_id=body.glossary_id
+    )
     return {
         "translations": [
             {
@@ -223,16 +260,141 @@ async def usage(call: Call) -> DeeplUsage:
 
 
 _post = partial(Endpoint, "POST", body_format=JSON_OR_FORM, key_field="auth_key")
+
+
+async def glossary_languages(call: Call) -> Info:
+    """List the pairs of languages."""
+    pairs = language_pairs(call)
+    return {"supported_languages": [{"source_lang": one, "target_lang": each} for one in pairs for each in pairs[one]]}
+
+
+async def create_glossary(call: Call, body: DeeplGlossaryBody) -> Info:
+    """Store a glossary for a pair of languages."""
+    return await create_multilingual_glossary(call, DeeplMultilingualBody(name=body.name, dictionaries=[body]))
+
+
+async def create_multilingual_glossary(call: Call, body: DeeplMultilingualBody) -> Info:
+    """Store a glossary."""
+    glossary = StoredGlossary.new(str(uuid4()), body.name or "", map(_read, body.dictionaries))
+    return _info(await use_glossaries(call, glossaries.put, glossary))
+
+
+async def list_glossaries(call: Call) -> Info:
+    """List the glossaries."""
+    return {"glossaries": list(map(_info, await use_glossaries(call, glossaries.read_all)))}
+
+
+async def get_glossary(call: Call, glossary_id: GlossaryId) -> Info:
+    """Describe a glossary."""
+    return _info(await use_glossaries(call, glossaries.find, glossary_id))
+
+
+async def get_glossary_entries(call: Call, glossary_id: GlossaryId) -> Raw:
+    """Return the terms of a glossary, for its first pair of languages, as a table."""
+    glossary = await use_glossaries(call, glossaries.find, glossary_id)
+    return Raw("".join(map(_table, glossary.dictionaries[:1])).encode(), TSV)
+
+
+async def get_dictionary(
+    call: Call, glossary_id: GlossaryId, source_lang: LanguageInQuery = None, target_lang: LanguageInQuery = None
+) -> Info:
+    """Return the terms of a glossary for a pair of languages."""
+    found = _find(await use_glossaries(call, glossaries.find, glossary_id), source_lang, target_lang)
+    return {"dictionaries": [{**_count(found), "entries": _table(found), "entries_format": "tsv"}]}
+
+
+async def change_glossary(call: Call, glossary_id: GlossaryId, body: DeeplMultilingualBody) -> Info:
+    """Change the name of a glossary, and add or replace terms."""
+    glossary = await use_glossaries(call, glossaries.find, glossary_id)
+    known = {each.pair: each.terms for each in glossary.dictionaries}
+    more = [
+        each.model_copy(update={"terms": {**known.get(each.pair, {}), **each.terms}})
+        for each in map(_read, body.dictionaries)
+    ]
+    changed = glossary.replacing(more).model_copy(update={"name": body.name or glossary.name})
+    return _info(await use_glossaries(call, glossaries.put, changed))
+
+
+async def replace_dictionary(call: Call, glossary_id: GlossaryId, body: DeeplDictionary) -> Info:
+    """Replace the terms of a glossary for a pair of languages."""
+    glossary, dictionary = await use_glossaries(call, glossaries.find, glossary_id), _read(body)
+    await use_glossaries(call, glossaries.put, glossary.replacing([dictionary]))
+    return _count(dictionary)
+
+
+async def delete_dictionary(
+    call: Call, glossary_id: GlossaryId, source_lang: LanguageInQuery = None, target_lang: LanguageInQuery = None
+) -> Info:
+    """Delete the terms of a glossary for a pair of languages; others must remain."""
+    glossary = await use_glossaries(call, glossaries.find, glossary_id)
+    found = _find(glossary, source_lang, target_lang)
+    changed = glossary.model_copy(update={"dictionaries": [each for each in glossary.dictionaries if each != found]})
+    return _info(await use_glossaries(call, glossaries.put, changed))
+
+
+def _read(body: DeeplDictionary) -> Dictionary:
+    try:
+        terms = read_terms(io.StringIO(body.entries), "\t" if body.entries_format == "tsv" else ",")
+    except ValueError as error:
+        raise ApiError("invalid_parameter", f"It must be a table of terms: {error}.", path="entries") from None
+    source, target = body.source_lang.lower(), body.target_lang.lower()
+    return construct(Dictionary, source_language=source, target_language=target, terms=terms)
+
+
+def _find(glossary: StoredGlossary, source: str | None, target: str | None) -> Dictionary:
+    for dictionary in glossary.dictionaries:
+        if dictionary.pair == ((source or "").casefold(), (target or "").casefold()):
+            return dictionary
+    raise ApiError("not_found", "The glossary has no terms for these languages, source_lang and target_lang.")
+
+
+def _table(dictionary: Dictionary) -> str:
+    return "\n".join(f"{term}\t{translation}" for term, translation in dictionary.terms.items())
+
+
+def _count(dictionary: Dictionary) -> Info:
+    pair = {"source_lang": dictionary.source_language, "target_lang": dictionary.target_language}
+    return {**pair, "entry_count": len(dictionary.terms)}
+
+
+def _info(glossary: StoredGlossary) -> Info:
+    """Return what version 3 tells of a glossary, and version 2 of its first pair of languages."""
+    created = datetime.fromtimestamp(glossary.created, UTC).isoformat(timespec="microseconds")
+    counts = list(map(_count, glossary.dictionaries))
+    info = {"glossary_id": glossary.id, "name": glossary.name, "creation_time": created, "ready": True}
+    return {**info, "dictionaries": counts, **(counts[0] if counts else {})}
+
+
+def _glossary_endpoints(path: str, version: str) -> Iterable[Endpoint]:
+    """Return the endpoints that both versions have."""
+    yield Endpoint("GET", path, list_glossaries, Info, name=f"list_glossaries{version}")
+    of_id = partial(Endpoint, path=f"{path}/{{glossary_id}}", response=Info, errors=("not_found",))
+    yield of_id("GET", handler=get_glossary, name=f"get_glossary{version}")
+    yield of_id("DELETE", handler=delete_glossary, name=f"delete_glossary{version}")
+
+
+V2, V3 = "/v2/glossaries", "/v3/glossaries"
+_of_id = partial(Endpoint, errors=("not_found",))
 ENDPOINTS = (
     _post(
         "/v2/translate",
         translate,
         DeeplTranslations,
-        errors=(*ENGINE_ERRORS, "response_too_large", "unsupported_parameter"),
+        errors=(*ENGINE_ERRORS, "not_found", "response_too_large", "unsupported_parameter"),
     ),
     _post("/v2/document", upload_document, DeeplHandle, errors=("unsupported_parameter",), body_format=WITH_FILE),
     _post("/v2/document/{document_id}", document_status, DeeplStatus, errors=("not_found",)),
     _post("/v2/document/{document_id}/result", download_document, errors=("not_found",), media_types=(BINARY,)),
     Endpoint("GET", "/v2/languages", languages, list[DeeplLanguage], body_format=OPTIONAL_BODY),
     Endpoint("GET", "/v2/usage", usage, DeeplUsage),
+    Endpoint("GET", "/v2/glossary-language-pairs", glossary_languages, Info, errors=("loading",)),
+    Endpoint("POST", V2, create_glossary, Info, errors=("forbidden",)),
+    Endpoint("POST", V3, create_multilingual_glossary, Info, errors=("forbidden",)),
+    *_glossary_endpoints(V2, ""),
+    *_glossary_endpoints(V3, "_v3"),
+    _of_id("GET", f"{V2}/{{glossary_id}}/entries", get_glossary_entries, media_types=(TSV,)),
+    _of_id("GET", f"{V3}/{{glossary_id}}/entries", get_dictionary, Info),
+    _of_id("PATCH", f"{V3}/{{glossary_id}}", change_glossary, Info),
+    _of_id("PUT", f"{V3}/{{glossary_id}}/dictionaries", replace_dictionary, Info),
+    _of_id("DELETE", f"{V3}/{{glossary_id}}/dictionaries", delete_dictionary, Info),
 )

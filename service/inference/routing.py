@@ -8,6 +8,7 @@ from typing import Any
 from sightline.base.bundle import Languages
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
+from sightline.service.inference import glossaries
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.language_choice import fitting_translators, translators
@@ -35,11 +36,14 @@ async def translate_between(
     name: str | None = None,
     markup: Tags | None = None,
     glossary: Mapping[str, str] = NO_TERMS,
+    glossary_id: str | None = None,
 ) -> tuple[list[list[TranslateOutput]], Usage, TimingsMs]:
     """Translate texts between the languages that the parameters of a request name.
 
-    Without a name, the languages choose the models. The source language may be `AUTO`.
+    Without a name, the languages choose the models. The source language may be `AUTO`. Terms of the
+    `glossary` precede those of a stored one.
     """
+    stored = None if glossary_id is None else await glossaries.use_glossaries(call, glossaries.find, glossary_id)
     routes = await routes_of(call, inputs.texts, requested, name)
     groups: dict[tuple[Step, ...], list[int]] = {}
     for index, (_, route) in enumerate(routes):
@@ -49,7 +53,8 @@ async def translate_between(
     for ways, indices in groups.items():
         steps = await load_steps(call, ways, requested)
         texts = inputs.select(indices) if len(groups) > 1 else inputs
-        translated = await translate_documents(call, steps, texts, markup, record, glossary)
+        terms = {**stored.terms(ways[0].source, ways[-1].target), **glossary} if stored else glossary
+        translated = await translate_documents(call, steps, texts, markup, record, terms)
         for index, ranks in zip(indices, translated, strict=True):
             results[index] = [replace(one, index=index, detected=routes[index][0], route=ways) for one in ranks]
     return [results[index] for index in range(len(inputs))], *record.write(steps[-1].model)
@@ -75,14 +80,20 @@ async def routes_of(
 
 
 async def translate_by_languages(
-    call: Call, inputs: Texts, source: str, target: str, markup: Tags | None = None, number: int = 1
+    call: Call,
+    inputs: Texts,
+    source: str,
+    target: str,
+    markup: Tags | None = None,
+    number: int = 1,
+    glossary_id: str | None = None,
 ) -> list[list[TranslateOutput]]:
     """Translate texts by the models that their languages choose; the source may be `AUTO`.
 
     Return this `number` of translations of each text, the best first.
     """
     requested = {"source_language": source, "target_language": target, "num_return_sequences": number}
-    results, _, _ = await translate_between(call, inputs, requested, markup=markup)
+    results, _, _ = await translate_between(call, inputs, requested, markup=markup, glossary_id=glossary_id)
     return results
 
 

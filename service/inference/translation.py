@@ -1,5 +1,6 @@
 """Translation of texts with marks: the engine that `sightline.translation` asks for sentences."""
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -94,17 +95,18 @@ async def translate_marked(
     Return `num_return_sequences` translations of each, as the last model has them, best first. The
     `glossary` has translations of terms.
     """
-    if glossary and (len(steps) > 1 or steps[0].model.manifest.cross_attention is None):
-        reason = "it has no cross-attention" if len(steps) == 1 else "another model translates after it"
-        message = f"{steps[0].model.name} cannot place terms, because {reason}; leave {{glossary}} out."
-        raise ApiError("unsupported_parameter", message, field="glossary")
+    for model, _ in steps if glossary else ():
+        if model.manifest.cross_attention is None:
+            message = f"{model.name} cannot place terms, because it has no cross-attention; leave {{glossary}} out."
+            raise ApiError("unsupported_parameter", message, field="glossary")
+    if glossary:
+        texts = await asyncio.to_thread(lambda: list(map(Glossary(glossary).mark, texts)))
     ranks, before = list[list[TranslatedText]](), list[TranslatedText]()
-    for model, parameters in steps:
+    for number, (model, parameters) in enumerate(steps, 1):
         check_parameters(model, parameters, len(texts))
         sources = list(map(as_source, texts, before)) if before else texts
-        found = await translate_texts(
-            sources, SentenceTranslator(call, model, sources, parameters, record), Glossary(glossary)
-        )
+        engine = SentenceTranslator(call, model, sources, parameters, record)
+        found = await translate_texts(sources, engine, writes_terms=number == len(steps))
         if before:
             found = [[chained(first, one) for one in ones] for first, ones in zip(before, found, strict=True)]
         ranks, before = found, [best for best, *_ in found]

@@ -1,6 +1,5 @@
 """POST /v1/translate: texts and markup, with all that must not change in its place."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,14 +11,12 @@ from sightline.service.api.types import ONE_TARGET, Inputs, ModelName
 from sightline.service.body_fields import File, RequestBody
 from sightline.service.inference.attention import check_one_sequence
 from sightline.service.inference.documents import read_file, translate_document
+from sightline.service.inference.glossaries import Terms
 from sightline.service.inference.results import Outputs
 from sightline.service.inference.routing import translate_between
 from sightline.service.inference.translation import NO_TERMS, TranslateOutput
 from sightline.service.parameters import NEUTRAL, GenerateParameters, given_parameters
 from sightline.translation.markup import MarkupKind, Tags
-
-MAX_TERMS = 10_000
-Term = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class TranslationBody(RequestBody):
@@ -34,12 +31,14 @@ class TranslationBody(RequestBody):
         description="Let elements that only format, such as `b`, occur several times, without their ids, if the "
         "translation of their words is scattered.",
     )
-    glossary: Mapping[Term, Annotated[Term, Field(pattern=r"\S")]] = Field(
+    glossary: Terms = Field(
         default=NO_TERMS,
-        max_length=MAX_TERMS,
         description="Translations of terms: the words of a term get this translation wherever they occur. Terms "
         "without a capital also match words with capitals.",
     )
+    glossary_id: Annotated[
+        str | None, Field(description="Id of a stored glossary, whose terms are used beside those of `glossary`.")
+    ] = None
     parameters: Annotated[
         GenerateParameters, Field(description="Generation parameters of each sentence, and the languages.")
     ] = Field(default=NEUTRAL, json_schema_extra={"properties": ONE_TARGET})
@@ -77,7 +76,9 @@ async def translate(call: Call, body: TranslationBody) -> TranslateResult:
     check_one_sequence(body.parameters, "text")
     requested = given_parameters(body.parameters)
     tags = None if body.markup is None else Tags(body.markup, splits_formats=body.split_tags)
-    results, usage, timings = await translate_between(call, body.inputs, requested, body.model, tags, body.glossary)
+    results, usage, timings = await translate_between(
+        call, body.inputs, requested, body.model, tags, body.glossary, body.glossary_id
+    )
     outputs = [best for best, *_ in results]
     return TranslateResult(outputs[0].route[-1].model, outputs, usage, timings)
 
@@ -90,7 +91,7 @@ async def translate_file(call: Call, body: DocumentBody) -> Raw:
 
 
 # Long sentences are divided.
-ERRORS = tuple(code for code in OUTPUT_ERRORS if code != "input_too_long")
+ERRORS = (*(code for code in OUTPUT_ERRORS if code != "input_too_long"), "not_found")
 WITH_DOCUMENT = Endpoint("POST", "/v1/translate", translate_file, body_format=WITH_FILE, media_types=(BINARY,))
 ENDPOINTS = (
     Endpoint(

@@ -1,7 +1,6 @@
 """Translation of whole documents by `sightline translate --to`."""
 
 import asyncio
-import csv
 import hashlib
 import json
 import sys
@@ -23,6 +22,7 @@ from sightline.service.inference.translation import TranslationStep, UsageRecord
 from sightline.service.settings import Settings
 from sightline.translation.files.document import MAX_BYTES, Document, DocumentError, groups_of
 from sightline.translation.files.kinds import KINDS, read_document
+from sightline.translation.glossary import read_terms
 from sightline.translation.marks import PlacedMark, TranslatedText
 
 # Flags of the fields that a model can reject.
@@ -33,17 +33,13 @@ def read_glossary(path: Path) -> dict[str, str]:
     """Read terms and their translations from a table. Raises `OSError` or `UsageError`."""
     if path.suffix.lower() not in (".tsv", ".csv"):
         raise UsageError(f"--glossary {path} must be a .tsv or a .csv file")
-    terms: dict[str, str] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file, "excel" if path.suffix.lower() == ".csv" else "excel-tab")
-            for row in filter(any, lines):
-                if len(row) != 2 or not all(cell.strip() for cell in row):
-                    raise UsageError(f"{path}, line {lines.line_num} must have a term and its translation")
-                terms[row[0]] = row[1]
+            return read_terms(file, "," if path.suffix.lower() == ".csv" else "\t")
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8; convert it to UTF-8") from None
-    return terms
+    except ValueError as error:
+        raise UsageError(f"{path}, {error}") from None
 
 
 def translate_documents(

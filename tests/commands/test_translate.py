@@ -580,7 +580,7 @@ def test_terms_of_a_file_are_in_the_documents(
     bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, separator: str
 ) -> None:
     document, terms = tmp_path / "a.txt", tmp_path / name
-    document.write_text("A man sleeps.\n")
+    document.write_text("man\n")
     terms.write_text(f"man{separator}Herr Z\n\nred dog{separator}Fuchs\n")
     command = ["translate", str(document), "--bundle", str(bundle), "--threads", "1", "--glossary", str(terms)]
     assert main([*command, "--to", "de"]) == 0

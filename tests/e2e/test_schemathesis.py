@@ -18,9 +18,13 @@ import pytest
 
 from lab.bench.server import RunningServer, serving
 
+GLOSSARIES = (
+    *(("POST", ""), *((method, "/{glossary_id}") for method in ("GET", "DELETE")), ("GET", "/{glossary_id}/entries")),
+    *(("PATCH", "/{glossary_id}"), *((method, "/{glossary_id}/dictionaries") for method in ("PUT", "DELETE"))),
+)
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # of each route; the few of every time where it is not set
-# No shipped model reranks, tags, answers or predicts tokens, models are controlled only if a
-# setting allows it, and random names are no files of the page.
+# No shipped model reranks, tags, answers or predicts tokens, models are controlled and glossaries
+# are stored only if a setting allows it, and random names are no files of the page.
 NEVER_ACCEPTED = {
     "GET /docs/{file}",
     "GET /page/{file}",
@@ -33,6 +37,9 @@ NEVER_ACCEPTED = {
     "POST /embed_sparse",
     "POST /v2/repository/models/{model_name}/load",
     "POST /v2/repository/models/{model_name}/unload",
+    *(f"{method} /v1/glossaries/{{glossary_id}}" for method in ("GET", "PUT", "DELETE")),
+    *(f"{method} /v2/glossaries{path}" for method, path in GLOSSARIES[:4]),
+    *(f"{method} /v3/glossaries{path}" for method, path in GLOSSARIES),
 }
 MODELS = ("multi30k-en-de", "smalltalk-chat-gatt", "sst2-sentiment")  # one of each kind
 COVERED = ("/v1/generate", "/v2/models/{model_name}/ready")  # paths whose parameters are covered each time

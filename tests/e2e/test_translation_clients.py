@@ -9,8 +9,9 @@ from urllib.request import urlopen
 import deepl
 import docx
 import pytest
+from deepl.api_data import MultilingualGlossaryDictionaryEntries as Entries
 
-from lab.bench.server import RunningServer
+from lab.bench.server import RunningServer, serving
 from tests.e2e.asking import post
 
 TEXT = "Two dogs play in the snow. Write to jane.doe@example.com!"
@@ -70,6 +71,53 @@ def test_documents_of_the_package_of_deepl(
         client.translate_document_from_filepath(
             source.rename(tmp_path / "x.docx"), tmp_path / "y.docx", target_lang="DE"
         )
+
+
+def test_glossaries_of_the_package_of_deepl(tmp_path: Path) -> None:
+    bundles = tmp_path / "bundles"
+    bundles.mkdir()
+    (bundles / "multi30k-en-de").symlink_to(Path("bundles/multi30k-en-de").absolute())
+    text, entries = "A dog and a cat run.", {"dog": "Rüde", "cat": "Katze"}
+    with serving(bundles, glossaries=tmp_path / "glossaries", workers=2) as server:
+        client = deepl.DeepLClient("key", server_url=server.url)
+        assert [(pair.source_lang, pair.target_lang) for pair in client.get_glossary_languages()] == [("en", "de")]
+        glossary = client.create_glossary("pets", "EN", "DE", entries)
+        assert (glossary.name, glossary.source_lang, glossary.target_lang) == ("pets", "EN", "DE")
+        assert (glossary.ready, glossary.entry_count, client.get_glossary_entries(glossary)) == (True, 2, entries)
+        assert client.get_glossary(glossary.glossary_id).creation_time == glossary.creation_time
+        table = client.create_glossary_from_csv("csv", "EN", "DE", 'dog,"Rüde, groß",en,de\n')
+        assert client.get_glossary_entries(table) == {"dog": "Rüde, groß"}
+        assert {each.name for each in client.list_glossaries()} == {"pets", "csv"}
+        for chosen in (glossary, glossary.glossary_id):
+            result: Any = client.translate_text(text, source_lang="EN", target_lang="DE", glossary=chosen)
+            assert "Rüde" in result.text
+        result = client.translate_text_with_glossary("A dog runs.", glossary)
+        assert "Rüde" in result.text
+        client.delete_glossary(table)
+        with pytest.raises(deepl.GlossaryNotFoundException, match=r"There is no glossary with this id"):
+            client.get_glossary(table.glossary_id)
+
+        pair = Entries("EN", "DE", entries)
+        other = Entries("DE", "EN", {"Hund": "hound"})
+        several = client.create_multilingual_glossary("several", [pair, other])
+        assert [(each.source_lang, each.entry_count) for each in several.dictionaries] == [("EN", 2), ("DE", 1)]
+        assert {each.name for each in client.list_multilingual_glossaries()} == {"pets", "several"}
+        assert client.update_multilingual_glossary_name(several, "pets of all").name == "pets of all"
+        pair = Entries("EN", "DE", {"dog": "Köter"})
+        client.update_multilingual_glossary_dictionary(several, pair)
+        (found,) = client.get_multilingual_glossary_entries(several, "EN", "DE").dictionaries
+        assert str(found.entries) == "dog\tKöter\ncat\tKatze"
+        result = client.translate_text(text, source_lang="EN", target_lang="DE", glossary=several)
+        assert "Köter" in result.text
+        assert client.replace_multilingual_glossary_dictionary(several, pair).entry_count == 1
+        client.delete_multilingual_glossary_dictionary(several, source_lang="EN", target_lang="DE")
+        assert len(client.get_multilingual_glossary(several.glossary_id).dictionaries) == 1
+        with pytest.raises(deepl.DeepLException, match=r"no terms for en to de, only for de to en"):
+            client.translate_text(text, source_lang="EN", target_lang="DE", glossary=several.glossary_id)
+        with pytest.raises(deepl.DeepLException, match=r"entries must be a table of terms: line 1 must have a term"):
+            client.create_glossary_from_csv("damaged", "EN", "DE", "dog")
+        client.delete_multilingual_glossary(several)
+        assert len(client.list_multilingual_glossaries()) == 1
 
 
 def test_calls_of_google(shipped: RunningServer, expected: str) -> None:

@@ -58,7 +58,7 @@ BEYOND: tuple[Mapping[str, Any], ...] = (
     {"parameters": {"priority": 1}},
     {"parameters": {"prompt_name": "query"}},
     {"prompt_name": "query"},
-    {"glossary_id": "x"},
+    {"style_id": "x"},
     {"cid": ["x"]},
     {"raw_scores": True},
     {"source_language": "en"},
@@ -327,7 +327,7 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "malformed_json": Cause(content=lambda body: body[:-1]),
     "unauthorized": Cause(settings={"keys": KEYS}),
     "forbidden": Cause(headers={"x-api-key": "sl-alice"}, settings={"keys": KEYS}, models=["fake"]),
-    "not_found": Cause(),
+    "not_found": Cause(change=partial(with_any_of, ({"glossary_id": "x"},))),
     "model_not_found": Cause(models=["nobody"], settings={"model_control": "explicit"}),
     "client_too_slow": Cause(content=lambda body: never_whole(), settings={"client_timeout_s": 0.02}),
     "body_too_large": Cause(content=lambda body: body.ljust(10_001), settings={"max_body_bytes": 10_000}),
@@ -459,8 +459,8 @@ def test_an_invalid_head_is_a_native_error_on_every_route(serve: Serve, code: Er
             assert code in operation.errors
 
 
-async def test_every_example_of_a_body_succeeds(start: Start, make_backend: MakeBackend) -> None:
-    cause = Cause(settings={"model_control": "explicit"})
+async def test_every_example_of_a_body_succeeds(start: Start, make_backend: MakeBackend, tmp_path: Path) -> None:
+    cause = Cause(settings={"model_control": "explicit", "glossaries": tmp_path})
     async with caused(start, make_backend, cause) as running:
         for operation in sorted(
             filter(lambda one: one.reads_body and one.path not in OF_DOCUMENTS, operations()),
@@ -473,12 +473,16 @@ async def test_every_example_of_a_body_succeeds(start: Start, make_backend: Make
 
 
 MARKER = "unmistakable"
-# Routes with bodies that have no free text, only ids, a token or the name of a model.
-WITHOUT_TEXT = {"/v1/similar", "/v1/detokenize", "/decode", *OF_DOCUMENTS}
+# Routes with bodies that have no free text, only ids, a token, the name of a model or a table.
+WITHOUT_TEXT = {"/v1/similar", "/v1/detokenize", "/decode", "/v3/glossaries/{glossary_id}/dictionaries", *OF_DOCUMENTS}
 
 
 async def test_no_text_of_a_body_is_in_a_log_metric_trace_or_error(
-    start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    start: Start,
+    make_backend: MakeBackend,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # slow to import
     from opentelemetry.sdk.trace.export import SpanExportResult
@@ -493,7 +497,7 @@ async def test_no_text_of_a_body_is_in_a_log_metric_trace_or_error(
     monkeypatch.setattr(OTLPSpanExporter, "export", export)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     cause = Cause(
-        settings={"model_control": "explicit", "keys": KEYS},
+        settings={"model_control": "explicit", "keys": KEYS, "glossaries": tmp_path},
         headers={"x-api-key": "sl-boss"},
         change=partial(each_text_as, f"{MARKER} {MASK}"),
     )

@@ -6,12 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+from sightline.translation.alignment import Translated
 from sightline.translation.glossary import Glossary
-from sightline.translation.marks import Mark, MarkedText, TranslatedText
+from sightline.translation.marks import Mark, MarkedText, TranslatedText, as_source, chained
 from sightline.translation.protected import protected_spans
-from sightline.translation.stand_ins import Edit
+from sightline.translation.stand_ins import Edit, Sentence
 from sightline.translation.translator import translate_texts
 from tests.translation.fakes import FakeEngine, Order, reversed_order, same_order
 
@@ -197,19 +199,48 @@ def test_unknown_words_are_copied_and_unknown_quotes_are_plain() -> None:
     ],
 )
 def test_terms_get_the_translations_of_a_glossary(text: str, glossary: dict[str, str], expected: str) -> None:
-    ((result,),) = asyncio.run(translate_texts([MarkedText(text)], FakeEngine(), Glossary(glossary)))
-    assert result.text == expected
+    ((result,),) = asyncio.run(translate_texts([Glossary(glossary).mark(MarkedText(text))], FakeEngine()))
+    assert (result.text, result.marks) == (expected, [])
 
 
-def test_compounds_of_a_term_stay() -> None:
-    for written, text, stays in (("Kleid", "Jeanskleid", True), ("Hund", "Hundes", True), ("IT", "Zeit", False)):
-        assert Edit(0, 1, "x", written, is_term=True).is_in(text) == stays
+def test_forms_and_compounds_of_a_term_stay() -> None:
+    forms = (("Hund", "Hundes"), ("Mann", "Männern"), ("Haare", "Haar"), ("Haaren", "Haare"), ("junge", "Jungen"))
+    for written, word in (*forms, ("Kleid", "Jeanskleid")):
+        assert Edit(0, 1, "x", written, is_term=True).is_in(word), word
+    for written, word in (("IT", "Zeit"), ("Ball", "Bank"), ("Hut", "Schutz"), ("Hund", "")):
+        assert not Edit(0, 1, "x", written, is_term=True).is_in(word), word
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([[0.9, 0.1], [0.1, 0.9]], "Hund B"),  # a word of the term alone is replaced
+        ([[0.4, 0.6], [0.0, 0.0]], "A B"),  # a compound, which stands for another word too, stays
+        ([[0.01, 0.9], [0.0, 0.0]], "Hund A B"),  # no word stands for the term
+    ],
+)
+def test_a_term_replaces_only_words_of_its_own(weights: list[list[float]], expected: str) -> None:
+    sentence = Sentence("dog x", (), [Mark(0, 3, "term", text="Hund")], ())
+    words = [(0, 3), (4, 5)]
+    translated = Translated("A B", words, [(0, 1), (2, 3)], np.array(weights, np.float32))
+    assert sentence.aligned(translated, ()).text == expected
+
+
+def test_terms_pass_through_a_language_between() -> None:
+    """Their marks follow the words of the first translation, also over a tag that they exceed."""
+    text = Glossary({"red dog": "Fuchs", "cat": "Katz"}).mark(MarkedText("The red dog, a cat {x}.", [Mark(4, 7)]))
+    ((first,),) = asyncio.run(translate_texts([text], FakeEngine(reversed_order), writes_terms=False))
+    assert [first.text[mark.start : mark.end] for mark in first.marks] == ["RED", "DOG RED", "CAT"]
+    ((second,),) = asyncio.run(translate_texts([as_source(text, first)], FakeEngine(reversed_order)))
+    assert second.text == "THE Fuchs, A Katz {x}."
+    assert [mark.index for mark in chained(first, second).marks] == [0]
 
 
 def test_marks_are_around_terms() -> None:
     marks = [Mark(2, 9), Mark(6, 9, parent=0)]
     text = MarkedText("A red dog runs.", marks)
-    ((result,),) = asyncio.run(translate_texts([text], FakeEngine(reversed_order), Glossary({"dog": "Hund"})))
+    text = Glossary({"dog": "Hund"}).mark(text)
+    ((result,),) = asyncio.run(translate_texts([text], FakeEngine(reversed_order)))
     placed = {mark.index: result.text[mark.start : mark.end] for mark in result.marks}
     assert (result.text, placed) == ("RUNS Hund RED A.", {0: "Hund RED", 1: "Hund"})
 

@@ -27,14 +27,26 @@ GET_PATHS = (
     *("/health/live", "/health/ready"),
     *("/v1/models", "/v1/models/{model_id}", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"),
     *("/api/ps", "/api/tags", "/api/version", "/info", "/languages", "/v2/languages", "/v2/usage"),
-    *("/language/translate/v2/languages", "/frontend/settings", "/download_file/{name}"),
+    *("/language/translate/v2/languages", "/v2/glossary-language-pairs"),
+    *("/frontend/settings", "/download_file/{name}"),
 )
 OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
 CLOUD_PATHS = (
     *("/v2/translate", "/v2/document", "/v2/document/{document_id}", "/v2/document/{document_id}/result"),
     *("/language/translate/v2", "/language/translate/v2/detect"),
 )
-INVALID_400 = (*OPENAI_PATHS, *CLOUD_PATHS, "/v2/languages", "/v2/usage")
+GLOSSARIES = (
+    *(("get", "/v1/glossaries"), ("get", "/v2/glossaries/{glossary_id}/entries")),
+    *((method, "/v1/glossaries/{glossary_id}") for method in ("get", "put", "delete")),
+    *((method, f"/{version}/glossaries") for version in ("v2", "v3") for method in ("get", "post")),
+    *((method, f"/{version}/glossaries/{{glossary_id}}") for version in ("v2", "v3") for method in ("get", "delete")),
+    *(("patch", "/v3/glossaries/{glossary_id}"), ("get", "/v3/glossaries/{glossary_id}/entries")),
+    *((method, "/v3/glossaries/{glossary_id}/dictionaries") for method in ("put", "delete")),
+)
+INVALID_400 = (
+    *(*OPENAI_PATHS, *CLOUD_PATHS, "/v2/languages", "/v2/usage", "/v2/glossary-language-pairs"),
+    *(path for _, path in GLOSSARIES if not path.startswith("/v1")),
+)
 POST_PATHS = (
     *OPENAI_PATHS,
     *CLOUD_PATHS,
@@ -49,6 +61,7 @@ POST_PATHS = (
 ROUTES = {
     *(("get", path) for path in GET_PATHS),
     *(("post", path) for path in POST_PATHS),
+    *GLOSSARIES,
     *(
         (method, f"/v2/models/{{model_name}}{version}{path}")
         for version in ("", "/versions/{model_version}")
