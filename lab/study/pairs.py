@@ -40,19 +40,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Translate with one pair after another, then load a service with some pairs in memory."""
+    """Translate with one pair after another, then with one on all cores."""
     tagged = list(with_phrases(read_lines(arguments.sentences)).values())
     with tempfile.TemporaryDirectory() as folder:
-        pairs, few = Path(folder, "pairs"), Path(folder, "few")
-        for target in TARGETS:
-            _copy(arguments.bundle, pairs / target)
-        for target in TARGETS[:FEW]:
-            _copy(arguments.bundle, few / target)
-        limits = {"memory_bytes": arguments.megabytes * 1_000_000, "threads": 1, "workers": 1}
-        with serving(pairs, lazy_models="*", **limits) as server:
+        folders = {count: Path(folder, str(count)) for count in (1, FEW, len(TARGETS))}
+        for count, pairs in folders.items():
+            for target in TARGETS[:count]:
+                _copy(arguments.bundle, pairs / target)
+        one: dict[str, int] = {"workers": 1, "threads": 1}
+        memory_bytes = arguments.megabytes * 1_000_000
+        with serving(folders[len(TARGETS)], lazy_models="*", memory_bytes=memory_bytes, **one) as server:
             rows: list[Row] = [with_client(server.url, lambda client: _visit(client, server, tagged[0].text))]
-        with serving(few) as server:
+        with serving(folders[FEW], **one) as server:
             memory = server.memory_mb("Pss")
+        with serving(folders[1]) as server:
             for method, inputs in {
                 "Sightline": [{"inputs": each.html, "markup": "html"} for each in tagged],
                 "cut at tags": [{"inputs": [piece for piece in each.pieces if piece.strip()]} for each in tagged],
