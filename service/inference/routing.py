@@ -41,7 +41,7 @@ async def translate_between(
     Without a name, the languages choose the models. The source language may be `AUTO`.
     """
     source, target = requested.get("source_language"), requested.get("target_language")
-    models = _models(call, name)
+    models = models_of(call, name)
     detected: list[DetectedLanguage | None] = [None] * len(inputs)
     if source == AUTO:
         sources = source_languages(call, target, name)
@@ -51,13 +51,12 @@ async def translate_between(
             detected = [found[0] for found in await detect(inputs.texts, sources)]
     groups: dict[tuple[Step, ...], list[int]] = {}
     for index, found in enumerate(detected):
-        route = _route(call, models, name, source if found is None else found.language, target)
+        route = find_steps(call, models, name, source if found is None else found.language, target)
         groups.setdefault(tuple(route), []).append(index)
     record, results = UsageRecord(call), dict[int, list[TranslateOutput]]()
     steps = list[TranslationStep]()
     for ways, indices in groups.items():
-        steps = [await _step(call, each, {**requested, "num_return_sequences": 1}) for each in ways[:-1]]
-        steps.append(await _step(call, ways[-1], requested))
+        steps = await load_steps(call, ways, requested)
         texts = inputs.select(indices) if len(groups) > 1 else inputs
         translated = await translate_documents(call, steps, texts, markup, record, glossary)
         for index, ranks in zip(indices, translated, strict=True):
@@ -85,7 +84,7 @@ async def detect(texts: Sequence[str], available: Sequence[str]) -> list[list[De
 
 def source_languages(call: Call, target: str | None, name: str | None = None) -> list[str]:
     """Return the languages from which the models of a call translate into another one."""
-    models = _models(call, name)
+    models = models_of(call, name)
     sources = dict.fromkeys(source for _, languages in models for source in languages.sources)
     found = [source for source in sources if target is None or find_route(models, source, target)]
     if not found:
@@ -93,7 +92,7 @@ def source_languages(call: Call, target: str | None, name: str | None = None) ->
     return found
 
 
-def _models(call: Call, name: str | None) -> Models:
+def models_of(call: Call, name: str | None) -> Models:
     """Return the models that a call may use: the one that it names, or all that translate."""
     if name is None:
         return [(manifest.name, languages) for languages, manifest in translators(call)]
@@ -104,7 +103,7 @@ def _models(call: Call, name: str | None) -> Models:
     return [(manifest.name, manifest.languages)]
 
 
-def _route(call: Call, models: Models, name: str | None, source: str | None, target: str | None) -> list[Step]:
+def find_steps(call: Call, models: Models, name: str | None, source: str | None, target: str | None) -> list[Step]:
     """Return the way between two languages; a model has a default for each that is absent."""
     if name is not None:
         [(_, languages)] = models
@@ -113,6 +112,14 @@ def _route(call: Call, models: Models, name: str | None, source: str | None, tar
         return route
     languages, manifest = fitting_translators(call, source, target)[0]
     return [Step(manifest.name, source or languages.source, target or languages.target)]
+
+
+async def load_steps(call: Call, route: Sequence[Step], requested: Mapping[str, Any]) -> list[TranslationStep]:
+    """Return the models of a route, loaded, with the parameters of a request; all but the last one
+    return one translation of each text.
+    """
+    steps = [await _step(call, each, {**requested, "num_return_sequences": 1}) for each in route[:-1]]
+    return [*steps, await _step(call, route[-1], requested)]
 
 
 async def _step(call: Call, step: Step, requested: Mapping[str, Any]) -> TranslationStep:

@@ -1,7 +1,7 @@
 """The bundle that a command runs: the one that its user names, or one of the folder of bundles."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sightline import __version__
@@ -12,7 +12,7 @@ from sightline.service.discovery import find_bundles
 from sightline.service.inference.changes import NoPeers
 from sightline.service.inference.service import ServedModel, Service
 from sightline.service.metrics import Metrics
-from sightline.service.settings import Settings
+from sightline.service.settings import ALL_MODELS, Settings
 
 
 def choose_bundle(
@@ -31,10 +31,7 @@ def choose_bundle(
             raise UsageError(f"{folder} {problem}; its tasks are {', '.join(manifest.tasks)}")
         return folder, manifest
 
-    def warn(failed: Path, error: BundleError) -> None:
-        print(f"warning: {error}", file=sys.stderr)
-
-    manifests = find_bundles(settings.bundles, settings.default_model_names, warn)
+    manifests = find_bundles(settings.bundles, settings.default_model_names, _warn)
     able = {manifest.name: path for path, manifest in manifests.items() if is_able(manifest)}
     if not able:
         raise UsageError(f"no bundle in {settings.bundles} can be used: each of them {problem}; name one with --bundle")
@@ -48,15 +45,35 @@ def choose_bundle(
     return folder, manifests[folder]
 
 
+def _warn(failed: Path, error: BundleError) -> None:
+    print(f"warning: {error}", file=sys.stderr)
+
+
 def load_service(folder: Path, manifest: Manifest, settings: Settings) -> tuple[Service, ServedModel]:
     """Return a service with one bundle, and its model; the caller starts and stops the worker.
 
     Raises `BundleError` or `RuntimeUnavailableError`.
     """
+    settings = settings.model_copy(update={"default_model": manifest.name, "lazy_models": ""})
+    service = _service_of({folder: manifest}, settings)
+    loaded = service.models[manifest.name].loaded
+    assert loaded is not None
+    return service, loaded.model
+
+
+def service_of_all(folder: Path | None, settings: Settings) -> Service:
+    """Return a service with the bundle of a folder, or with all of the folder of bundles, of which
+    the first use loads each. The caller starts and stops the worker. Raises as `load_service`.
+    """
+    if folder is not None:
+        return load_service(folder, read_manifest(folder), settings)[0]
+    manifests = find_bundles(settings.bundles, settings.default_model_names, _warn)
+    return _service_of(manifests, settings.model_copy(update={"lazy_models": ALL_MODELS}))
+
+
+def _service_of(bundles: Mapping[Path, Manifest], settings: Settings) -> Service:
     from sightline.service.loading import load_bundles  # imports ONNX Runtime
 
-    settings = settings.model_copy(update={"default_model": manifest.name, "lazy_models": ""})
     service = Service(settings, Metrics(__version__), NoPeers())
-    backend = load_bundles({folder: manifest}, settings, service.metrics.for_model)
-    service.attach(backend)
-    return service, backend.loaded[manifest.name].model
+    service.attach(load_bundles(bundles, settings, service.metrics.for_model))
+    return service

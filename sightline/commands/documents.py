@@ -8,23 +8,24 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from sightline.base.bundle import Manifest
 from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, fail
-from sightline.base.text.languages import find_language
-from sightline.commands.bundles import choose_bundle, load_service
+from sightline.commands.bundles import service_of_all
 from sightline.service.api_errors import ApiError
 from sightline.service.inference.call import Call
-from sightline.service.inference.service import ServedModel, Service
+from sightline.service.inference.routing import detect, find_steps, load_steps, models_of, source_languages
+from sightline.service.inference.service import Service
 from sightline.service.inference.translation import TranslationStep, UsageRecord, translate_marked
-from sightline.service.parameters import GenerateParameters
 from sightline.service.settings import Settings
 from sightline.translation.files.document import MAX_BYTES, DocumentError
 from sightline.translation.files.kinds import KINDS, read_document
 from sightline.translation.marks import MarkedText, PlacedMark, TranslatedText
 
+# Flags of the fields that a model can reject.
+FLAGS = {"source_language": "--from", "target_language": "--to", "num_beams": "--beams", "glossary": "--glossary"}
 CHARACTERS = 8_000  # of texts that are translated at once
 TEXTS = 256
 
@@ -48,6 +49,7 @@ def read_glossary(path: Path) -> dict[str, str]:
 
 def translate_documents(
     files: Sequence[str],
+    source: str | None,
     to: str,
     out: Path | None,
     bundle: Path | None,
@@ -57,7 +59,8 @@ def translate_documents(
 ) -> int:
     """Translate documents into languages, and return the exit code.
 
-    Raises `UsageError`, and the errors of `choose_bundle` and `load_service`.
+    Without a `source` language, that of each document is detected if the models read several.
+    Raises `UsageError`, and the errors of `service_of_all`.
     """
     languages = [tag.strip() for tag in to.split(",")]
     if not all(tag.replace("-", "").replace("_", "").isalnum() for tag in languages):
@@ -72,50 +75,37 @@ def translate_documents(
         if out.exists() and not out.is_dir():
             raise UsageError(f"--out must be a folder for documents, but {out} is a file")
         out.mkdir(exist_ok=True)
-    code = 0
+    wanted: dict[Path, tuple[Path, str]] = {}  # by target
     for language in dict.fromkeys(languages):
         targets: dict[Path, Path] = {}
-        for source in map(Path, files):
-            target = (out or source.parent) / f"{source.stem}.{language}{source.suffix}"
-            if targets.get(target, source) != source:
-                raise UsageError(f"{source} and {targets[target]} would both become {target}; translate them apart")
-            targets[target] = source
+        for path in map(Path, files):
+            target = (out or path.parent) / f"{path.stem}.{language}{path.suffix}"
+            if targets.get(target, path) != path:
+                raise UsageError(f"{path} and {targets[target]} would both become {target}; translate them apart")
+            targets[target] = path
         for target in [each for each in targets if each.exists()]:
             print(f"{target} exists; remove it to translate {targets.pop(target)} again", file=sys.stderr)
-        if targets:
-            code = _translate_into(language, targets, bundle, beams, glossary, settings) or code
-            if code == EXIT_INTERRUPTED:
-                return fail("interrupted; the same command continues", code)
-    return code
-
-
-def _translate_into(
-    language: str,
-    targets: dict[Path, Path],
-    bundle: Path | None,
-    beams: int,
-    glossary: Mapping[str, str],
-    settings: Settings,
-) -> int:
-    def is_able(manifest: Manifest) -> bool:
-        pairs = manifest.languages
-        return "generate" in manifest.tasks and pairs is not None and find_language(language, pairs.targets) is not None
-
-    folder, manifest = choose_bundle(bundle, settings, is_able, f"cannot translate into {language}")
-    service, model = load_service(folder, manifest, settings)
-    parameters = GenerateParameters(num_beams=beams, target_language=language, split_sentences=True)
+        wanted.update({target: (path, language) for target, path in targets.items()})
+    if not wanted:
+        return 0
+    service = service_of_all(bundle, settings)
+    if not any(model.manifest.languages for model in service.models.values()):
+        raise UsageError(
+            f"{bundle or settings.bundles} has no model that translates; see `sightline models get --help`"
+        )
 
     async def drive() -> int:
         code = 0
         service.worker.start()
         try:
-            for target, source in targets.items():
+            for target, (path, language) in wanted.items():
+                requested = {"source_language": source, "target_language": language, "num_beams": beams}
                 try:
-                    await _translate_document(service, model, source, target, language, parameters, glossary)
+                    await _translate_document(service, path, target, requested, glossary)
                 except DocumentError as error:
-                    code = fail(f"{source} {error}", EXIT_FAILED)
+                    code = fail(f"{path} {error}", EXIT_FAILED)
                 except ApiError as error:
-                    code = fail(f"{source}: {error.message({})}", EXIT_FAILED)
+                    code = fail(f"{path}: {error.message(FLAGS)}", EXIT_FAILED)
         finally:
             await service.worker.stop(0.0)
         return code
@@ -123,27 +113,23 @@ def _translate_into(
     try:
         return asyncio.run(drive())
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return fail("interrupted; the same command continues", EXIT_INTERRUPTED)
 
 
 async def _translate_document(
-    service: Service,
-    model: ServedModel,
-    source: Path,
-    target: Path,
-    language: str,
-    parameters: GenerateParameters,
-    glossary: Mapping[str, str],
+    service: Service, source: Path, target: Path, requested: dict[str, Any], glossary: Mapping[str, str]
 ) -> None:
-    """Translate a document; texts that an earlier run translated are in a second file until it is
-    complete.
+    """Translate a document between the languages that are requested; texts that an earlier run
+    translated are in a second file until it is complete.
     """
     if source.stat().st_size > MAX_BYTES:
         raise DocumentError(f"has more than {MAX_BYTES // 2**20} MiB; divide it")
     data = source.read_bytes()
     document = read_document(source.name, data)
+    steps = await _steps(service, document.texts, requested)
+    digests = [step.model.manifest.digest for step in steps]
     sha256 = hashlib.sha256(data).hexdigest()
-    identity = json.dumps([sha256, model.manifest.digest, parameters.num_beams, language, dict(glossary)])
+    identity = json.dumps([sha256, digests, requested, dict(glossary)])
     progress = target.with_name(f"{target.name}.progress")
     done = _read_progress(progress, identity)
     if not done:
@@ -154,7 +140,6 @@ async def _translate_document(
         tqdm(total=total, desc=target.name, unit="character", unit_scale=True, disable=None) as bar,
     ):
         bar.update(sum(len(text.text) for text in document.texts[: len(done)]))
-        steps = [TranslationStep(model, parameters)]
         for group in _groups(document.texts[len(done) :]):
             call = Call(service, "translate")
             try:
@@ -169,9 +154,26 @@ async def _translate_document(
             done += results
             bar.update(sum(len(text.text) for text in group))
     partial = target.with_name(f"{target.name}.new")
-    partial.write_bytes(document.write(done, language))
+    partial.write_bytes(document.write(done, requested["target_language"]))
     partial.replace(target)
     progress.unlink()
+
+
+async def _steps(service: Service, texts: Sequence[MarkedText], requested: dict[str, Any]) -> list[TranslationStep]:
+    """Return the models that translate a document one after the other."""
+    call = Call(service, "translate")
+    try:
+        source, target = requested["source_language"], requested["target_language"]
+        if source is None:
+            [source, *others] = source_languages(call, target)
+            if others:
+                beginning = "\n".join(text.text for text in texts)[:CHARACTERS]
+                [[found, *_]] = await detect([beginning], [source, *others])
+                source = found.language
+        route = find_steps(call, models_of(call, None), None, source, target)
+        return await load_steps(call, route, requested)
+    finally:
+        call.close()
 
 
 def _groups(texts: Sequence[MarkedText]) -> Iterator[list[MarkedText]]:

@@ -72,13 +72,16 @@ class TranslateOptions(Options):
     .epub), or one file with a text on each line, in UTF-8; - is standard input."""
     to: Annotated[str | None, Shown("LANGUAGE")] = None
     """Languages of documents, as BCP 47 tags with commas between them."""
+    from_: Annotated[str | None, Shown("LANGUAGE")] = None
+    """Language of documents. Default: detected, if the bundles read several"""
     out: Annotated[Path | None, Shown("PATH")] = None
     """File for lines, or folder for documents. Default: standard output, or the folder of each
     document"""
     glossary: Annotated[Path | None, Shown("FILE")] = None
     """Terms of documents and their translations: a .tsv or .csv file with a pair on each line"""
     bundle: Annotated[Path | None, Shown("FOLDER")] = None
-    """Bundle to use. Default: the default model of --bundles, or its only bundle that translates"""
+    """Bundle to use. Default: those of --bundles that translate between the languages of documents;
+    for lines, the default model, or the only bundle that translates"""
     beams: Annotated[int, Ge(1), Le(MAX_BEAMS)] = Field(1, description=f"Beams of each line, 1 to {MAX_BEAMS}.")
     split_sentences: bool | None = None
     """Translate the sentences of a line one by one, and keep the spacing, line breaks and blank
@@ -104,9 +107,12 @@ def run(parser: Parser, words: Sequence[str]) -> int:
         settings = make_settings({**texts, **NO_LIMITS})
         if options.to is not None:
             terms = {} if options.glossary is None else read_glossary(options.glossary)
-            return translate_documents(options.file, options.to, out, options.bundle, options.beams, terms, settings)
-        if options.glossary is not None:
-            raise UsageError("--glossary needs --to, such as --to de")
+            return translate_documents(
+                options.file, options.from_, options.to, out, options.bundle, options.beams, terms, settings
+            )
+        for flag, value in (("--from", options.from_), ("--glossary", options.glossary)):
+            if value is not None:
+                raise UsageError(f"{flag} needs --to, such as --to de")
         if len(options.file) > 1:
             raise UsageError("several files need --to, such as --to de")
         folder, manifest = choose_bundle(options.bundle, settings, translates, CANNOT_TRANSLATE)

@@ -551,6 +551,30 @@ def test_a_damaged_document_does_not_stop_the_others(
     assert (tmp_path / "b.de.txt").exists() and not (tmp_path / "a.de.docx").exists()
 
 
+def test_documents_go_over_two_bundles_from_the_language_that_they_have(
+    bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    languages = json.loads((bundle / "manifest.json").read_text())["languages"]
+    for name, source, target in (("first", "pt", "en"), ("second", "en", "de")):
+        shutil.copytree(bundle, tmp_path / "bundles" / name)
+        other = {"name": name, "languages": languages | {"sources": [source], "targets": [target]}}
+        manifest = json.loads((bundle / "manifest.json").read_text()) | other
+        (tmp_path / "bundles" / name / "manifest.json").write_text(json.dumps(manifest))
+    document = tmp_path / "a.txt"
+    document.write_text("Um homem anda de bicicleta. Dois cachorros correm na praia.\n")
+    command = ["translate", str(document), "--bundles", str(tmp_path / "bundles"), "--threads", "1"]
+    assert main([*command, "--to", "de"]) == 0
+    detected = (tmp_path / "a.de.txt").read_text()
+    assert main([*command, "--to", "de", "--out", str(tmp_path / "pt"), "--from", "pt"]) == 0
+    assert main([*command, "--to", "de", "--out", str(tmp_path / "en"), "--from", "en"]) == 0
+    assert (tmp_path / "pt" / "a.de.txt").read_text() == detected != (tmp_path / "en" / "a.de.txt").read_text()
+    capfd.readouterr()
+    assert main([*command, "--to", "fr"]) == 1 and main([*command, "--from", "pt"]) == 2
+    no_route, no_target = capfd.readouterr().err.splitlines()[-2:]
+    assert no_route.endswith("No model translates between these languages. Supported: en to de; pt to de, en.")
+    assert no_target == "error: --from needs --to, such as --to de"
+
+
 @pytest.mark.parametrize(("name", "separator"), [("terms.tsv", "\t"), ("terms.csv", ",")])
 def test_terms_of_a_file_are_in_the_documents(
     bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, separator: str

@@ -16,6 +16,11 @@ def find_language(tag: str, available: Iterable[str]) -> str | None:
     and "nb" for "no" make no difference. The script must be the same ("zh-TW" finds "zh-Hant", but
     "zh-Hans" does not), unless the available tag names none; other subtags need not be.
     """
+    return _find(tag, tuple(available))
+
+
+@lru_cache(maxsize=4096)  # a search for a route asks for each language of each model
+def _find(tag: str, available: tuple[str, ...]) -> str | None:
     language, script, subtags = _parts(tag)
     fitting: dict[str, tuple[int, int, int]] = {}
     for other in available:
