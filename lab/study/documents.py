@@ -6,19 +6,16 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
 from lab.bench.record import Result, Row
 from lab.bench.report import table
-from lab.study.bergamot import bergamot
-from lab.study.served import Served, served_translators
+from lab.study.served import served_translators
 from lab.study.step import add_keep, keep_last_rows
 
 NAME = "documents"
-BERGAMOT = "bergamot"  # with the same model as `firefox`
 # Words, parts that must not change (each place in one gets a word or a number), and forms of text.
 PARTS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 TAG = re.compile(r"<(/?)(\w+)[^>]*>")
@@ -26,8 +23,7 @@ MARK = re.compile(r"\s*(?:(?:[->]|\d\.|#+) (?:\[x\] )?)?")  # at the start of a 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundles", type=Path, nargs="*", help="folders of bundles; each has a translator")
-    parser.add_argument("--firefox", type=Path, help="files of a Firefox model, to measure Bergamot")
+    parser.add_argument("bundles", type=Path, nargs="+", help="folders of bundles; each has a translator")
     add_keep(parser, "models")
     parser.add_argument("--documents", type=int, default=1000, help="number of documents")
 
@@ -36,28 +32,16 @@ def measure(arguments: argparse.Namespace) -> Result:
     """Translate the same documents with each model; every second one is HTML."""
     rows = list[Row]()
     for served, manifest in served_translators(*arguments.bundles):
-        translate = partial(_translate, served, manifest.name)
-        rows.append({"model": manifest.name, **_count(translate, arguments.documents)})
-    if arguments.firefox is not None:
-        with bergamot(arguments.firefox) as engine:
-            count = _count(lambda texts, is_html: engine(texts, html=is_html)["texts"], arguments.documents)
-        rows.append({"model": BERGAMOT, **count})
+        counts = Counter[str]()
+        for is_html in (False, True):
+            documents = [document(seed, is_html) for seed in range(is_html, arguments.documents, 2)]
+            body = {"model": manifest.name, "markup": "html" if is_html else None}
+            outputs = served.outputs("/v1/translate", body, [source for source, _ in documents])
+            for (source, spans), output in zip(documents, outputs, strict=True):
+                counts.update(compare(source, output["text"], spans))
+                counts["empty"] += sum(start == end for *_, start, end in output["sentences"])
+        rows.append({"model": manifest.name, **counts})
     return Result(rows=keep_last_rows(arguments.results, NAME, rows, itemgetter("model")) if arguments.keep else rows)
-
-
-def _translate(served: Served, model: str, texts: Sequence[str], is_html: bool) -> list[str]:
-    body = {"model": model, "markup": "html" if is_html else None}
-    return [output["text"] for output in served.outputs("/v1/translate", body, texts)]
-
-
-def _count(translate: Callable[[Sequence[str], bool], Sequence[str]], number: int) -> Counter[str]:
-    counts = Counter[str]()
-    for is_html in (False, True):
-        documents = [document(seed, is_html) for seed in range(is_html, number, 2)]
-        outputs = translate([source for source, _ in documents], is_html)
-        for (source, spans), output in zip(documents, outputs, strict=True):
-            counts.update(compare(source, output, spans))
-    return counts
 
 
 def document(seed: int, is_html: bool) -> tuple[str, list[str]]:
