@@ -52,7 +52,7 @@ def document(seed: int, is_html: bool) -> tuple[str, list[str]]:
         return form.format(*rng.sample(PARTS["words"], 2), rng.randint(10, 99))
 
     def sentence() -> str:
-        form = rng.choice(PARTS["sentences"])
+        form: str = rng.choice(PARTS["sentences"])
         own = [filled(rng.choice(PARTS["spans"])) for _ in range(form.count("{}"))]
         spans.extend(own)
         if not is_html:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from itertools import cycle, islice
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 from lab.bench.load import measure_load, with_client
 from lab.bench.record import Result, Row
@@ -54,10 +55,11 @@ def measure(arguments: argparse.Namespace) -> Result:
         with serving(folders[FEW], **one) as server:
             memory = server.memory_mb("Pss")
         with serving(folders[1]) as server:
-            for method, inputs in {
+            inputs_of: dict[str, list[dict[str, Any]]] = {
                 "Sightline": [{"inputs": each.html, "markup": "html"} for each in tagged],
                 "cut at tags": [{"inputs": [piece for piece in each.pieces if piece.strip()]} for each in tagged],
-            }.items():
+            }
+            for method, inputs in inputs_of.items():
                 bodies = [json.dumps({"model": TARGETS[0], **body}).encode() for body in inputs]
                 loads = [Load(PATH, bodies, clients=count, requests=arguments.requests) for count in (64, *CLIENTS)]
                 _, *speeds = [measure_load(server.url, load).requests_per_s for load in loads]

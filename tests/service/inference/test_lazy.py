@@ -136,7 +136,7 @@ async def test_the_least_recently_used_lazy_model_without_calls_makes_room_for_a
 
         def resident() -> int:
             """Return the memory of two of the lazy models beside the limit."""
-            return limit * sum(models[name].state == "ready" for name in loaded) // 2
+            return int(limit * sum(models[name].state == "ready" for name in loaded) // 2)
 
         monkeypatch.setattr(changes, "resident_bytes", resident)
         for name, expected in (
