@@ -94,7 +94,12 @@ def _configs() -> dict[str, ArchitectureConfig]:
 
 def token_labels(tokens: Sequence[str]) -> list[str]:
     """Return labels of tokens: pieces that continue a word get a leading dot."""
-    return [f"·{token}" if token[:1].isalnum() else token.removeprefix(" ") for token in tokens]
+    return [_printable(f"·{token}" if token[:1].isalnum() else token.removeprefix(" ")) for token in tokens]
+
+
+def _printable(text: str) -> str:
+    """Replace characters that SVG cannot have, such as those of single bytes."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def remarks(row: Row) -> str:
@@ -128,7 +133,7 @@ def colours_of(weights: Matrix) -> Any:
 
 
 def _draw_panel(axes: Axes, row: Row) -> None:
-    lines = [row["model"], f"“{row['text']}”", remarks(row)]
+    lines = [row["model"], f"“{_printable(row['text'])}”", remarks(row)]
     head = [_description(row), *(part for line in lines for part in textwrap.wrap(line, LETTERS))]
     axes.set_title("\n".join(head), fontsize=7, fontweight="normal", parse_math=False)
     if row["kind"] is None:
