@@ -236,13 +236,16 @@ class BundleRepository:
         share = _prefix_cache_share(self._settings, bundles.values())
         settings = self._settings.model_copy(update={"max_prefix_cache_bytes": share})
         settings = _with_rows(settings, manifest, max_rows)
-        loaded = _attempt(folder, settings, lambda: self.open(folder, manifest, settings)())
+        # Calls may wait for the model, so that they do not wait for the largest shapes, too.
+        loaded = _attempt(folder, settings, lambda: self.open(folder, manifest, settings, warms_up=False)())
         if isinstance(loaded, BundleError):
             raise loaded
         trim_heap()  # loading and the largest shapes took more memory than serving needs
         return loaded
 
-    def open(self, folder: Path, manifest: Manifest, settings: Settings) -> Callable[[], LoadedModel]:
+    def open(
+        self, folder: Path, manifest: Manifest, settings: Settings, *, warms_up: bool = True
+    ) -> Callable[[], LoadedModel]:
         """Verify a bundle, read its tokenizers, open its graphs, and return the second stage.
 
         Raises `BundleError` if a file is damaged, a tokenizer has more tokens than the model, or a
@@ -281,7 +284,8 @@ class BundleRepository:
             started = time.perf_counter()
             if not settings.threads and runner.provider == "cpu":
                 runner.choose_threads(folder, self._plan)
-            runner.warm_up(settings.max_batch_tokens)
+            if warms_up:
+                runner.warm_up(settings.max_batch_tokens)
             _check_known_inputs(folder, runner)
             observer = self._observer_of(manifest.name)
             engine = Engine(runner, max_batch_tokens=settings.max_batch_tokens, observer=observer)

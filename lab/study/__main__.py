@@ -18,17 +18,20 @@ from lab.study import (
     claims,
     collect,
     context,
+    documents,
     ghost_attention,
     heads,
     layers,
     linformer,
     masking,
+    pairs,
     pronouns,
     quality,
     recall,
     sentence,
     similar,
     speed,
+    tags,
     terms,
     vanishing,
 )
@@ -54,6 +57,9 @@ STEPS: Sequence[Step] = (
     ghost_attention,
     similar,
     terms,
+    documents,
+    tags,
+    pairs,
 )
 RESULTS = Path("lab/study/results")
 LAB_DOCS = Path("lab/docs")
@@ -61,6 +67,7 @@ DOCUMENTS = (
     Path("docs/research/attention.md"),
     *(LAB_DOCS / name for name in ("attention-study.md", "attention-tables.md", "similar.md")),
     Path("docs/explanation/quantization.md"),
+    Path("docs/research/translation.md"),
 )
 PICTURES = LAB_DOCS / "attention"
 WRITER = "python -m lab.study report"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lab.bench.record import Result, Row
 from lab.bench.report import table
 from lab.study.bleu import Estimate, estimate, resamples
-from lab.study.runs import SHIPPED, TRANSLATING, rows_of_statistics, runs_by_system, test_set_of
+from lab.study.runs import SHIPPED, rows_of_statistics, runs_by_system, test_set_of
 from lab.zoo.systems import COMPARED, PLAN
 
 FIXED = "fixed-context"
@@ -39,11 +39,7 @@ def headline(result: Result) -> Mapping[str, str]:
     bleu = {name: estimate(rows_of_statistics(systems[name], test_set), samples) for name in main}
     body = [_cells(name, systems[name], bleu) for name in main]
     all_runs = [run for runs in systems.values() for run in runs]
-    notes = [
-        *_differences(bleu),
-        *_deviations([systems[name] for name in main]),
-        _missing(systems),
-    ]
+    notes = [*_differences(bleu), *_deviations([systems[name] for name in main])]
     trainings = [
         *_spread({name: systems[name] for name in main if name in COMPARED}),
         *_target(systems.get(ADDITIVE, ())),
@@ -59,13 +55,12 @@ def _listed(notes: Sequence[str]) -> str:
 
 
 def _cells(name: str, runs: Sequence[Row], bleu: Mapping[str, Estimate]) -> list[str]:
-    planned, seeds = PLAN[name].seeds, [f"{run['tokenised_bleu']['value']:.1f}" for run in runs]
-    missing = f" ({len(runs)} of {planned} seeds)" if len(runs) < planned else ""
+    seeds = [f"{run['tokenised_bleu']['value']:.1f}" for run in runs]
     return [
         f"`{name}`",
         TEXTS[name],
         str(bleu[name]),
-        ", ".join(seeds) + missing if planned > 1 else "",
+        ", ".join(seeds) if PLAN[name].seeds > 1 else "",
         str(bleu[name] - bleu[FIXED]) if FIXED in bleu and name not in (FIXED, SHIPPED) else "",
         *(f"{_mean(runs, metric):.1f}" for metric in ("bleu", "chrf")),
         "/".join(dict.fromkeys(str(run["epochs"]) for run in runs)),
@@ -129,11 +124,6 @@ def _deviations(systems: Sequence[Sequence[Row]]) -> list[str]:
         return []
     stdevs = [statistics.stdev(values) for values in scores]
     return [f"The standard deviation over the seeds of a system is {min(stdevs):.1f} to {max(stdevs):.1f} tok-lc."]
-
-
-def _missing(systems: Mapping[str, Sequence[Row]]) -> str:
-    missing = [f"`{name}`" for name in TRANSLATING if name not in systems]
-    return f"Not finished: {', '.join(missing)}." if missing else ""
 
 
 def _signatures(runs: Sequence[Row]) -> str:

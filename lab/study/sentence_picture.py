@@ -1,49 +1,43 @@
-"""Attention maps of one sentence by all systems, as SVG that is written directly to be small."""
+"""Attention maps of one sentence by all systems."""
 
 import textwrap
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
-from xml.sax.saxutils import escape
+from typing import Any
 
 import numpy as np
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from numpy.typing import NDArray
 
 from lab.bench.record import Result, Row
-from lab.bench.style import GREY
+from lab.bench.style import BLACK, GREY, WIDTH, save, style
 from lab.zoo.systems import SYSTEMS, bundle_name
 from sightline.model.config import ArchitectureConfig, RecurrentConfig
 
-# Pixels. A picture is as wide as a text column.
-WIDTH, COLUMNS, MARGIN = 700, 2, 10
-PANEL = (WIDTH - 2 * MARGIN) // COLUMNS
-LABELS, MAP = 70, 256  # widths of a row's label and of a map
-CELL = 17  # height
-FOOT = 72  # height below a map
-LINE = 14  # height of a line of text above a map
-PICTURE_HEAD, PICTURE_FOOT = 62, 100
-ROWS_WITHOUT_MAP = 5  # height, in rows, of a panel without a map
-TITLE_LETTERS, LETTERS = 50, 62  # maximum lengths of lines of text above a map
+COLUMNS = 2
+CELL, HEAD, FOOT = 0.17, 0.75, 0.55  # inches: a row of a map, and what is above and below a map
+LETTERS = 62  # maximum length of a line of text above a map
 VOCABULARY = 6000  # any size
 SLOT_STEP = 4  # distance between numbered projected keys
-STEP = 36  # width of a colour of the legend
-
-POSITIVE, NEGATIVE, ZERO = "#0b4f8a", "#b5480b", "#dedede"
+ROWS_WITHOUT_MAP = 5  # height of its panel
+ZERO = "#dedede"
 GAMMA = 0.65  # below 1, so that small weights are visible
-NUMBERED = 9.5  # percent; larger weights are also printed as numbers
-LIGHT_TEXT = 40  # percent; the numbers of larger weights are white
+COLOURS = LinearSegmentedColormap.from_list("weights", ["#b5480b", "white", "#0b4f8a"]).with_extremes(bad=ZERO)
+NUMBERED, MAX_NUMBERED = 9, 24  # percent, and columns of a map: larger weights are also printed as numbers
+LIGHT_TEXT = 0.4  # the numbers of larger weights are white
 KINDS = {
     "cross": "cross-attention",
     "encoder": "encoder's self-attention",
     "encoder_slots": "encoder's attention to projected keys, which are mixtures of the source",
     None: "no attention",
 }
-NOTES = (
-    "Each row is an output token, or a source token for an encoder.",
-    "Each column is a token that it attends to, or a projected key. Numbers are percent.",
-    "Grey is exactly 0: the position is masked, or the weight underflows float32.",
-    "A piece with a leading dot continues the word before it.",
-)
+NOTES = """Each row is an output token, or a source token for an encoder.
+Each column is a token that it attends to, or a projected key. Numbers are percent. Orange is negative.
+Grey is exactly 0: the position is masked, or the weight underflows float32.
+A piece with a leading dot continues the word before it."""
 PICTURES = {  # titles by file name
     "one-sentence-recurrent.svg": "Recurrent models that attend to the whole source",
     "one-sentence-local-and-hard.svg": "Recurrent models with local or hard attention",
@@ -58,7 +52,7 @@ def draw_sentence(result: Result, folder: Path) -> None:
     """Write the files of `PICTURES` that have at least one map."""
     for name, title in PICTURES.items():
         if rows := [row for row in result.rows if picture_of(row) == name]:
-            (folder / name).write_text(picture(title, rows), encoding="utf-8")
+            picture(title, rows, folder / name)
 
 
 def picture_of(row: Row) -> str:
@@ -72,34 +66,25 @@ def picture_of(row: Row) -> str:
     return recurrent if (config.window, config.selection) == ("global", "soft") else local_and_hard
 
 
-def picture(title: str, rows: Sequence[Row]) -> str:
-    """Return the SVG of rows of the step `sentence`, in the order of `lab.zoo.systems.SYSTEMS`."""
+def picture(title: str, rows: Sequence[Row], path: Path) -> None:
+    """Draw rows of the step `sentence`, in the order of `lab.zoo.systems.SYSTEMS`."""
     ranks = {name: index for index, name in enumerate(_configs())}
     panels = sorted(rows, key=lambda row: ranks.get(row["model"], len(ranks)))
-    lines = [panels[start : start + COLUMNS] for start in range(0, len(panels), COLUMNS)]
-    parts, top = [], PICTURE_HEAD
-    for line in lines:
-        heads = [_head(row) for row in line]
-        head = LINE * max(map(len, heads)) + 8
-        for column, (row, texts) in enumerate(zip(line, heads, strict=True)):
-            below = _no_map() if row["kind"] is None else _map(row)
-            panel = "".join([*texts, f'<g transform="translate({LABELS} {head})">{below}</g>'])
-            parts.append(f'<g transform="translate({MARGIN + column * PANEL} {top})">{panel}</g>')
-        top += head + FOOT + CELL * max(map(_height, line))
-    height = top + PICTURE_FOOT
-    has_negative = any(np.min(row["map"]) < 0 for row in rows if row["kind"] is not None)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-            'font-family="DejaVu Sans, Verdana, Arial, sans-serif" font-size="10">',
-            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-            _text(MARGIN, 22, title, 'font-size="15" font-weight="bold"'),
-            _text(MARGIN, 41, f"“{panels[0]['sentence']}”", 'font-size="13" font-style="italic"'),
-            *parts,
-            f'<g transform="translate({MARGIN} {top})">{_legend(has_negative)}</g>',
-            "</svg>\n",
-        ]
-    )
+    heights = [
+        HEAD + FOOT + CELL * max(map(_height, panels[start : start + COLUMNS]))
+        for start in range(0, len(panels), COLUMNS)
+    ]
+    with style():
+        figure, grid = pyplot.subplots(
+            len(heights), COLUMNS, figsize=(WIDTH, sum(heights) + 1), height_ratios=heights, squeeze=False
+        )
+        for axes, row in zip_longest(grid.flat, panels):
+            axes.set(xticks=[], yticks=[], frame_on=False)
+            if row is not None:
+                _draw_panel(axes, row)
+        figure.suptitle(f"{title}\n“{panels[0]['sentence']}”", x=0.01, ha="left", fontsize=10)
+        figure.supxlabel(NOTES, x=0.01, ha="left", fontsize=7.5, color=GREY)
+        save(figure, path)
 
 
 def _configs() -> dict[str, ArchitectureConfig]:
@@ -109,7 +94,12 @@ def _configs() -> dict[str, ArchitectureConfig]:
 
 def token_labels(tokens: Sequence[str]) -> list[str]:
     """Return labels of tokens: pieces that continue a word get a leading dot."""
-    return [f"·{token}" if token[:1].isalnum() else token.removeprefix(" ") for token in tokens]
+    return [_printable(f"·{token}" if token[:1].isalnum() else token.removeprefix(" ")) for token in tokens]
+
+
+def _printable(text: str) -> str:
+    """Replace characters that SVG cannot have, such as those of single bytes."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def remarks(row: Row) -> str:
@@ -137,95 +127,38 @@ def _height(row: Row) -> int:
     return len(row["map"]) if row["kind"] else ROWS_WITHOUT_MAP
 
 
-def _text(x: float, y: float, text: str, style: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}"{" " + style if style else ""}>{escape(text)}</text>'
+def colours_of(weights: Matrix) -> Any:
+    """Return numbers from -1 to 1 that stand for colours, and no number for exactly 0."""
+    return np.ma.masked_array(np.sign(weights) * np.minimum(np.abs(weights), 1) ** GAMMA, weights == 0)
 
 
-def _head(row: Row) -> list[str]:
-    """Return the lines of text above a map."""
-    head: list[str] = []
-    for text, style, letters in (
-        (_description(row), 'font-size="11" font-weight="bold"', TITLE_LETTERS),
-        (row["model"], f'fill="{GREY}"', LETTERS),
-        (f"“{row['text']}”", 'font-style="italic"', LETTERS),
-        (remarks(row), 'fill="#a03000"', LETTERS),
-    ):
-        for line in textwrap.wrap(text, letters):
-            head.append(_text(0, 12 + LINE * len(head), line, style))
-    return head
+def _draw_panel(axes: Axes, row: Row) -> None:
+    lines = [row["model"], f"“{_printable(row['text'])}”", remarks(row)]
+    head = [_description(row), *(part for line in lines for part in textwrap.wrap(line, LETTERS))]
+    axes.set_title("\n".join(head), fontsize=7, fontweight="normal", parse_math=False)
+    if row["kind"] is None:
+        axes.text(0.5, 0.5, "the whole source, in one vector", ha="center", transform=axes.transAxes, color=GREY)
+        return
+    weights: Matrix = np.array(row["map"])
+    axes.imshow(colours_of(weights), COLOURS, vmin=-1, vmax=1, aspect="auto", interpolation="none")
+    axes.grid(visible=False)
+    sources = token_labels(row["source_tokens"])
+    names = token_labels(row["target_tokens"]) if row["kind"] == "cross" else sources
+    axes.set_yticks(range(len(names)), names)
+    if row["kind"] == "encoder_slots":
+        numbers = np.arange(0, weights.shape[1], SLOT_STEP)
+        axes.set_xticks(numbers, list(map(str, numbers)))
+        axes.set_xlabel("number of the projected key")
+    else:
+        axes.set_xticks(range(len(sources)), sources, rotation=90)
+    axes.tick_params(length=0, labelsize=6.5, pad=1)
+    for (index, column), weight in np.ndenumerate(weights):
+        if round(100 * abs(weight)) > NUMBERED and weights.shape[1] <= MAX_NUMBERED:
+            colour = "white" if abs(weight) > LIGHT_TEXT else BLACK
+            axes.text(column, index, f"{100 * weight:.0f}", ha="center", va="center", size=6, color=colour)
 
 
 def _description(row: Row) -> str:
     """Return the current description of a known system, or else that of the measured bundle."""
     descriptions = {bundle_name(name): system.description for name, system in SYSTEMS.items()}
     return descriptions.get(row["model"]) or str(row["description"])
-
-
-def _no_map() -> str:
-    """Return the placeholder for a model without attention."""
-    height = ROWS_WITHOUT_MAP * CELL
-    style = 'fill="none" stroke="#888" stroke-dasharray="4 3"'
-    text = _text(MAP / 2, height / 2 + 3, "the whole source, in one vector", f'text-anchor="middle" fill="{GREY}"')
-    return f'<rect width="{MAP}" height="{height}" {style}/>{text}'
-
-
-def _map(row: Row) -> str:
-    weights: Matrix = np.array(row["map"])
-    width = MAP / weights.shape[1]
-    sources = token_labels(row["source_tokens"])
-    names = token_labels(row["target_tokens"]) if row["kind"] == "cross" else sources
-    bottom = len(weights) * CELL
-    if row["kind"] == "encoder_slots":
-        indices = range(0, weights.shape[1], SLOT_STEP)
-        below = [_text((index + 0.5) * width, bottom + 13, str(index), 'text-anchor="middle"') for index in indices]
-        below.append(_text(MAP / 2, bottom + 29, "number of the projected key", 'text-anchor="middle"'))
-    else:
-        turned = [
-            f"translate({(index + 0.5) * width + 3:.1f} {bottom + 6}) rotate(-90)" for index in range(len(sources))
-        ]
-        below = [f'<text transform="{turn}">{escape(name)}</text>' for turn, name in zip(turned, sources, strict=True)]
-    beside = "".join(_text(-4, (index + 0.72) * CELL, name) for index, name in enumerate(names))
-    return "".join(
-        [
-            f'<g transform="scale({width:.4f} {CELL})">{"".join(_cells(np.rint(100 * weights), weights == 0))}</g>',
-            f'<g font-size="9" text-anchor="middle">{"".join(_numbers(np.rint(100 * weights), width))}</g>',
-            f'<rect width="{MAP}" height="{bottom}" fill="none" stroke="#888" stroke-width=".6"/>',
-            f'<g text-anchor="end">{beside}</g>',
-            f'<g text-anchor="{"middle" if row["kind"] == "encoder_slots" else "end"}">{"".join(below)}</g>',
-        ]
-    )
-
-
-def _cells(percents: Matrix, are_zero: NDArray[np.bool_]) -> Iterator[str]:
-    """Yield one path for each colour, in units of cells."""
-    squares: dict[tuple[str, float], list[str]] = defaultdict(list)
-    for (row, column), percent in np.ndenumerate(percents):
-        if are_zero[row, column]:
-            colour, opacity = ZERO, 1.0
-        else:
-            colour, opacity = POSITIVE if percent > 0 else NEGATIVE, min(abs(percent) / 100, 1.0) ** GAMMA
-        if opacity > 0:
-            squares[colour, opacity].append(f"M{column + 0.03:g} {row + 0.03:g}h.94v.94h-.94z")
-    for (colour, opacity), path in squares.items():
-        yield f'<path fill="{colour}" fill-opacity="{opacity:.2f}" d="{"".join(path)}"/>'
-
-
-def _numbers(percents: Matrix, width: float) -> Iterator[str]:
-    for (row, column), percent in np.ndenumerate(percents):
-        if abs(percent) > NUMBERED and width > 0.6 * CELL:
-            style = 'fill="white"' if abs(percent) > LIGHT_TEXT else ""
-            yield _text(round((column + 0.5) * width, 1), round((row + 0.7) * CELL, 1), f"{percent:.0f}", style)
-
-
-def _legend(has_negative: bool) -> str:
-    steps = [0.0, 0.01, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0]
-    if has_negative:
-        steps = [-1.0, -0.8, -0.6, -0.4, -0.2, *steps]
-    scale = 100 * np.array([steps])
-    cells = "".join(_cells(scale, scale == 0))
-    numbers = "".join(
-        _text((index + 0.5) * STEP, 32, f"{step:g}", 'text-anchor="middle"') for index, step in enumerate(scale[0])
-    )
-    name = _text(len(steps) * STEP + 8, 14, "weight, %")
-    notes = "".join(_text(0, 50 + LINE * index, note, f'fill="{GREY}"') for index, note in enumerate(NOTES))
-    return f'<g transform="scale({STEP} 20)">{cells}</g>{numbers}{name}{notes}'

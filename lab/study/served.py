@@ -77,6 +77,16 @@ def served_models(*folders: Path) -> Iterator[tuple[Served, Manifest]]:
                     yield served, manifest
 
 
+def served_translators(*folders: Path) -> Iterator[tuple[Served, Manifest]]:
+    """Serve one folder after another, and yield the first translator of each."""
+    for folder in folders:
+        with serve(folder) as served:
+            for manifest in find_bundles(folder).values():
+                if manifest.languages is not None and manifest.cross_attention is not None:
+                    yield served, manifest
+                    break
+
+
 @contextlib.asynccontextmanager
 async def _client_of_service(bundles: Path, threads: int) -> AsyncIterator[httpx.AsyncClient]:
     settings = Settings(bundles=bundles, threads=threads, request_timeout_s=PATIENCE_S, queue_timeout_s=PATIENCE_S)

@@ -141,7 +141,7 @@ class Call:
         listed = service.models.get(requested or "")
         # Usually the model is loaded and can do the task: then `find_manifest` returns the same.
         if listed is not None:
-            self.model_name = requested
+            self.model_name, listed.used_at = requested, self.started
         if listed is not None and listed.loaded is not None and (task is None or task in listed.manifest.tasks):
             return listed.loaded.model
         requested = self.model_name = service.find_manifest(name, task, default_for).name

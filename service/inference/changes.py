@@ -14,21 +14,23 @@ only adds or removes an engine between two steps. A model has one state in each 
 
 Each event holds the lock of the model, except a first use, which starts one. "=" changes nothing:
 
-| state    | first use | loaded   | load fails | unload | a step hangs |
-|----------|-----------|----------|------------|--------|--------------|
-| absent   |           | ready    | =          | =      | =            |
-| unloaded | loading   | ready    | failed     | absent | =            |
-| loading  | =         | ready    | failed     | absent | =            |
-| failed   | loading   | ready    | =          | absent | =            |
-| ready    |           | replaced | =          | absent | unloaded     |
-| replaced |           | ready    |            |        |              |
+| state    | first use | loaded   | load fails | unload | a step hangs, or others need the memory |
+|----------|-----------|----------|------------|--------|-----------------------------------------|
+| absent   |           | ready    | =          | =      | =                                       |
+| unloaded | loading   | ready    | failed     | absent | =                                       |
+| loading  | =         | ready    | failed     | absent | =                                       |
+| failed   | loading   | ready    | =          | absent | =                                       |
+| ready    |           | replaced | =          | absent | unloaded                                |
+| replaced |           | ready    |            |        |                                         |
 
 "Loaded" and "load fails" are the two ends of a load, which has two phases. First, every process
 loads the bundle beside the old model, whose state stays. Then all of them serve it, or all drop it,
 because one failed or read another version. If the bundle has not changed, it is only checked, and
 the model stays ready. The load of a first use does nothing if the model is ready or absent when its
-turn comes. A step that hangs is ended, and the load starts at once. The start of the process makes
-models ready or, if they are lazy, unloaded. Its end makes those that load unloaded or failed.
+turn comes. A step that hangs is ended, and the load starts at once. A lazy model without calls is
+unloaded before the load of another one for which the memory does not suffice. The start of the
+process makes models ready or, if they are lazy, unloaded. Its end makes those that load unloaded or
+failed.
 """
 
 import asyncio
@@ -42,6 +44,7 @@ from typing import Literal, TypeVar
 
 from sightline.base.bundle import BundleError, Manifest
 from sightline.base.interruptions import INTERRUPTIONS
+from sightline.base.machine import resident_bytes
 from sightline.base.threads import run_in_daemon_thread
 from sightline.service.api_errors import ApiError
 from sightline.service.engine.request import FailureCode
@@ -130,10 +133,8 @@ async def reload(service: Service, name: str) -> bool:
     async with model.lock:
         if model.state != "ready":  # it was unloaded meanwhile
             return True
-        admission = model.admission
-        service.list_model(model.manifest, model.max_rows)
         # The memory of the engine must be free before the bundle is loaded again.
-        await _remove_engine(service, name, admission, "loading")
+        await _unload_until_used(service, model)
     await _start_load(service, model)
     return model.state not in ("unloaded", "failed")  # absent: it was unloaded meanwhile
 
@@ -207,6 +208,7 @@ async def _read(service: Service, model: Model) -> tuple[str, LoadedModel | None
     if model.state == "ready" and model.manifest == manifest:
         await _use_repository(name, partial(repository.check, name))
         return manifest.digest, None
+    await _make_room(service, manifest.loaded_bytes)
     loaded = await _use_repository(name, partial(repository.load, name, service.reserved_bytes(name)))
     logger.info("loaded %s in %.2f s", name, loaded.model.load_seconds)
     return loaded.model.manifest.digest, loaded
@@ -231,6 +233,28 @@ async def _use_repository(name: str, work: Callable[[], T]) -> T:
         is_expected = isinstance(error, BundleError)
         logger.error("%s is not loaded: %s", name, error, exc_info=None if is_expected else error)
         raise ApiError("internal", f"{name} failed to load; the log has the reason.") from None
+
+
+async def _make_room(service: Service, num_bytes: int) -> None:
+    """Unload lazy models without calls, the least recently used one first, until `num_bytes` more
+    fit into the memory of the process.
+    """
+    most = 2 * service.settings.max_state_bytes - num_bytes
+    idle = [model for model in service.models.values() if model.is_lazy and model.state == "ready"]
+    for model in sorted(idle, key=lambda model: model.used_at):
+        if resident_bytes() <= most:
+            break
+        if model.state == "ready" and not model.admission.num_calls and not model.lock.locked():
+            async with model.lock:
+                await _unload_until_used(service, model)
+            logger.info("unloaded %s until its next use, because another model needs the memory", model.name)
+
+
+async def _unload_until_used(service: Service, model: Model) -> None:
+    """Unload a model; its next call loads it. Its open calls fail with `loading`."""
+    admission = model.admission
+    service.list_model(model.manifest, model.max_rows)
+    await _remove_engine(service, model.name, admission, "loading")
 
 
 async def _unload(service: Service, model: Model, state: Literal["absent", "replaced"]) -> None:

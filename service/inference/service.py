@@ -150,6 +150,8 @@ class Model:
     load: asyncio.Task[None] | None = None  # the load in progress for which calls wait
     retry_at: float | None = None  # time of `time.monotonic` before which a failed load is not repeated
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while it is loaded, replaced or unloaded
+    is_lazy: bool = False  # it may be unloaded until its next use, if another model needs the memory
+    used_at: float = 0.0  # start of the last call that used it
 
 
 class Repository(Protocol):
@@ -295,6 +297,7 @@ class Service:
         for manifest in backend.lazy.values():
             rows = self.settings.max_rows or fitted_rows(backend.max_rows, self.settings.max_state_bytes, manifest)
             self.list_model(manifest, rows)
+            self.model(manifest.name).is_lazy = True
         self.failed_models = sorted(backend.failed)
         self.metrics.process_gauges["models_failed"].set(len(backend.failed))
         backend.worker.on_close = self._set_unavailable

@@ -1,6 +1,7 @@
 """The verification of imported bundles accepts correct graphs, and finds damaged ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from sightline.export.check.verify import (
     rounding_limits,
     verify,
 )
-from sightline.export.families.description import RelativeBias
+from sightline.export.families.description import RelativeBias, Stack
 from sightline.export.families.table import describe, find_family
 from sightline.export.graphs import relative
 from sightline.export.import_errors import VerificationError
@@ -77,8 +78,8 @@ MakeBundle = Callable[..., Bundle]
 
 @pytest.fixture
 def bundle_of(tmp_path: Path) -> MakeBundle:
-    def create(name: str, positions: int = 40) -> Bundle:
-        MODELS[name].save(tmp_path, **SIZES.get(name, {}))
+    def create(name: str, positions: int = 40, **options: Any) -> Bundle:
+        MODELS[name].save(tmp_path, **(SIZES.get(name, {}) | options))
         return Bundle(tmp_path, Folder(tmp_path), positions)
 
     return create
@@ -93,6 +94,46 @@ def test_correct_graphs_are_accepted(bundle_of: MakeBundle, name: str) -> None:
     assert 0 < record.max_logit_difference < record.tolerance
     assert 0 < record.max_attention_difference < 1e-3
     assert record.different_generations == 0
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama", "gpt2", "t5", "bart"])
+def test_graphs_with_large_weights_are_accepted(bundle_of: MakeBundle, name: str) -> None:
+    bundle_of(name, scale=1.0).verify()
+
+
+def test_a_t5_of_odd_sizes_is_accepted(bundle_of: MakeBundle) -> None:
+    """Large weights saturate the softmax, and limits from errors of the weights would reject it."""
+    sizes = {"d_model": 80, "d_kv": 24, "d_ff": 144, "num_layers": 2, "num_decoder_layers": 3, "vocab_size": 701}
+    bundle_of("flan-t5", scale=0.5, **sizes).verify()
+
+
+def _with_attention(stack: Stack, **changes: Any) -> Stack:
+    return replace(stack, attention=(*stack.attention[:-1], replace(stack.attention[-1], **changes)))
+
+
+def _with_other_base(stack: Stack) -> Stack:
+    rotary = stack.attention[-1].rotary
+    assert rotary is not None
+    return _with_attention(stack, rotary=replace(rotary, frequencies=tuple(x**1.02 for x in rotary.frequencies)))
+
+
+WRONG: Mapping[str, tuple[str, Callable[[Stack], Stack]]] = {
+    "scale": ("bart", lambda stack: _with_attention(stack, scale=1.001 * stack.attention[-1].scale)),
+    "rope base": ("llama", _with_other_base),
+    "gelu": ("bert", lambda stack: replace(stack, feed_forward=replace(stack.feed_forward, activation="gelu_tanh"))),
+    "epsilon": ("llama", lambda stack: replace(stack, norm=replace(stack.norm, epsilon=100 * stack.norm.epsilon))),
+}
+
+
+@pytest.mark.parametrize("error", WRONG)
+def test_an_error_in_the_last_stack_is_found(bundle_of: MakeBundle, error: str) -> None:
+    name, change = WRONG[error]
+    bundle = bundle_of(name)
+    last = "encoder" if bundle.model.decoder is None else "decoder"
+    stacks: dict[str, Any] = {last: change(getattr(bundle.model, last))}
+    bundle.manifest = write_bundle(bundle.folder, replace(bundle.model, **stacks), bundle.weights, 40)
+    with pytest.raises(VerificationError, match="differ by"):
+        bundle.verify()
 
 
 @pytest.mark.parametrize("name", NAMES)

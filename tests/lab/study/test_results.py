@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from lab.bench.record import read_results
-from lab.study import claims, collect, quality
+from lab.study import claims, collect, documents, pairs, quality, tags
 from lab.study.__main__ import RESULTS
 from lab.study.headline import ADDITIVE, TARGET
 from lab.study.runs import TRANSLATING, runs_by_system, system_of
@@ -35,6 +35,14 @@ def test_every_system_has_its_planned_seeds_and_epochs(name: str) -> None:
 def test_compared_systems_differ_by_at_most_a_fifth_in_their_parameters() -> None:
     parameters = [run["parameters"] for name in COMPARED for run in RUNS[name]]
     assert max(parameters) <= 1.2 * min(parameters)
+
+
+def test_documents_come_back_whole_and_words_stay_under_tags() -> None:
+    for row in RECORDED[documents.NAME].result.rows:
+        assert all(row[f"{name}_kept"] == row[name] for name in ("spans", "lines", "tags"))
+    scores = {(row["model"], row["method"]): row["f1"] for row in RECORDED[tags.NAME].result.rows}
+    assert scores["multi30k-en-de", "Sightline"] >= 0.94 and scores["firefox", "Sightline"] >= 0.98
+    assert max(RECORDED[pairs.NAME].result.rows[0]["megabytes"]) <= 512
 
 
 def test_the_classifier_is_correct_on_four_of_five_sentences() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from sightline.base.bundle import BundleError, Languages
 from sightline.service.api.models import MemoryUse
+from sightline.service.inference import changes
 from sightline.service.inference.changes import RETRY_DELAY_S
 from sightline.service.logs import FIELDS, TEXT
 from tests.service.conftest import FAKE_LOAD_SECONDS, FAKE_ROWS, FakeRepository, MakeBackend, Running, Start, until
@@ -124,6 +125,33 @@ async def test_the_first_calls_share_one_load_while_another_model_is_served(
         assert await running.metric('sightline_model_max_state_bytes{model_name="lazy"}') > 0
         assert (await generate(running)).status_code == 200
         assert repository.loads == ["lazy"]
+
+
+async def test_the_least_recently_used_lazy_model_without_calls_makes_room_for_another(
+    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start(make_backend("eager", "first", "second", "third"), lazy_models="first,second,third") as running:
+        models = running.app.state.service.models
+        limit, loaded = 2 * running.app.state.service.settings.max_state_bytes, ("first", "second", "third")
+
+        def resident() -> int:
+            """Return the memory of two of the lazy models beside the limit."""
+            return int(limit * sum(models[name].state == "ready" for name in loaded) // 2)
+
+        monkeypatch.setattr(changes, "resident_bytes", resident)
+        for name, expected in (
+            ("first", "ready unloaded unloaded"),
+            ("second", "ready ready unloaded"),
+            ("first", "ready ready unloaded"),
+            ("third", "ready unloaded ready"),
+            ("second", "unloaded ready ready"),
+        ):
+            assert (await generate(running, name)).status_code == 200
+            assert [await state(running, each) for each in loaded] == expected.split()
+        reservation = models["third"].admission.reserve(1, 1)  # of a call in progress
+        assert (await generate(running, "first")).status_code == 200
+        assert [await state(running, each) for each in (*loaded, "eager")] == ["ready", "unloaded", "ready", "ready"]
+        models["third"].admission.release(reservation)
 
 
 async def test_a_call_waits_until_its_deadline_and_the_load_continues(start: Start, make_backend: MakeBackend) -> None:
