@@ -10,6 +10,7 @@ from sightline.base.bundle import MAX_BEAMS
 from sightline.base.text.languages import language_name
 from sightline.service.api.endpoint import ENGINE_ERRORS, JSON_OR_FORM, Call, Endpoint
 from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks
+from sightline.service.inference.coverage import TextCoverage, joined_coverage
 from sightline.service.inference.language_choice import language_pairs
 from sightline.service.inference.routing import AUTO, detect, source_languages, translate_by_languages
 from sightline.service.inference.translation import DetectedLanguage
@@ -26,6 +27,10 @@ class TranslateBody(RequestBody):
     )
     alternatives: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] | None = Field(
         default=None, description="Number of alternative translations of each text, from a beam search."
+    )
+    return_coverage: bool = Field(
+        default=False,
+        description="Extension: return which words of each text its translation omits, and which words are doubtful.",
     )
     api_key: str | None = Field(default=None, description="API key, if the service needs one.")
 
@@ -58,6 +63,9 @@ class Translation(TypedDict):
     detectedLanguage: NotRequired[
         Annotated[Detected | list[Detected], Field(description="Language of the text; only if the source is auto.")]
     ]
+    coverage: NotRequired[
+        Annotated[TextCoverage | list[TextCoverage], Field(description="Extension; only with return_coverage.")]
+    ]
 
 
 class Language(TypedDict):
@@ -76,7 +84,13 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     markup: MarkupKind | None = "html" if body.markup == "html" else None
     number = 1 + (body.alternatives or 0)
     results = await translate_by_languages(
-        call, body.inputs, body.source_language, body.target_language, markup, number
+        call,
+        body.inputs,
+        body.source_language,
+        body.target_language,
+        markup,
+        number,
+        return_coverage=body.return_coverage,
     )
     # Beams may differ in tokens alone.
     distinct_texts = [
@@ -91,6 +105,9 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     if body.source_language == AUTO:
         detected = [_detected(best.detected or DetectedLanguage(best.route[0].source, 1.0)) for best, *_ in results]
         response["detectedLanguage"] = detected if body.inputs.is_list else detected[0]
+    if body.return_coverage:
+        coverages = [best.coverage or joined_coverage([]) for best, *_ in results]
+        response["coverage"] = coverages if body.inputs.is_list else coverages[0]
     return response
 
 

@@ -18,6 +18,7 @@ from sightline.service.inference.translation import (
     TranslateOutput,
     TranslationStep,
     UsageRecord,
+    covered,
     translate_documents,
 )
 from sightline.translation.detection import detect_languages
@@ -40,6 +41,9 @@ async def translate_between(
 
     Without a name, the languages choose the models. The source language may be `AUTO`.
     """
+    if markup is not None and requested.get("return_coverage"):
+        message = "{return_coverage} cannot be combined with {markup}; leave out one of them."
+        raise ApiError("unsupported_parameter", message, field="return_coverage")
     source, target = requested.get("source_language"), requested.get("target_language")
     models = _models(call, name)
     detected: list[DetectedLanguage | None] = [None] * len(inputs)
@@ -60,19 +64,30 @@ async def translate_between(
         steps.append(await _step(call, ways[-1], requested))
         texts = inputs.select(indices) if len(groups) > 1 else inputs
         translated = await translate_documents(call, steps, texts, markup, record, glossary)
+        if requested.get("return_coverage"):
+            translated = await covered(call, steps, texts, translated, record)
         for index, ranks in zip(indices, translated, strict=True):
             results[index] = [replace(one, index=index, detected=detected[index], route=ways) for one in ranks]
     return [results[index] for index in range(len(inputs))], *record.write(steps[-1].model)
 
 
 async def translate_by_languages(
-    call: Call, inputs: Texts, source: str, target: str, markup: MarkupKind | None = None, number: int = 1
+    call: Call,
+    inputs: Texts,
+    source: str,
+    target: str,
+    markup: MarkupKind | None = None,
+    number: int = 1,
+    *,
+    return_coverage: bool = False,
 ) -> list[list[TranslateOutput]]:
     """Translate texts by the models that their languages choose; the source may be `AUTO`.
 
     Return this `number` of translations of each text, the best first.
     """
-    requested = {"source_language": source, "target_language": target, "num_return_sequences": number}
+    requested: dict[str, Any] = {"source_language": source, "target_language": target, "num_return_sequences": number}
+    if return_coverage:
+        requested["return_coverage"] = True
     results, _, _ = await translate_between(call, inputs, requested, markup=markup)
     return results
 

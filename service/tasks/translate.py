@@ -35,7 +35,10 @@ class TranslationBody(RequestBody):
     )
     parameters: Annotated[
         GenerateParameters, Field(description="Generation parameters of each sentence, and the languages.")
-    ] = Field(default=NEUTRAL, json_schema_extra={"properties": ONE_TARGET})
+    ] = Field(
+        default=NEUTRAL,
+        json_schema_extra={"properties": {name: ONE_TARGET[name] for name in ONE_TARGET if name != "return_coverage"}},
+    )
 
     EXAMPLES = (
         {"inputs": "# News\n\nWrite to jane@example.com. {name} runs."},
@@ -57,7 +60,7 @@ async def translate(call: Call, body: TranslationBody) -> TranslateResult:
     Line breaks, lists, code, addresses, placeholders, numbers with units and the like come back as
     they were.
     """
-    check_one_sequence(body.parameters, "text")
+    check_one_sequence(body.parameters, "text", may_cover=True)
     requested = given_parameters(body.parameters)
     results, usage, timings = await translate_between(
         call, body.inputs, requested, body.model, body.markup, body.glossary
