@@ -11,7 +11,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sightline.base.bundle import Alignment, BundleError, Manifest, Quantization, QuantScheme, Shortlist, Verification
+from sightline.base.bundle import (
+    Alignment,
+    BundleError,
+    Coverage,
+    Manifest,
+    Quantization,
+    QuantScheme,
+    Shortlist,
+    Verification,
+)
 from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export.card import CARD, write_card
@@ -30,6 +39,7 @@ from sightline.export.options import (
     AlignOptions,
     BundleMetadata,
     CheckpointOptions,
+    CoverageOptions,
     ExportOptions,
     ImportOptions,
     Kind,
@@ -274,16 +284,11 @@ def verify(options: VerifyOptions) -> Verification:
 
 def align(options: AlignOptions) -> Alignment:
     """Choose the heads that align words in an existing bundle, and record them in its manifest."""
-    from sightline.export.check.alignment import GUIDED, choose_alignment, record_alignment
+    from sightline.export.check.alignment import GUIDED, choose_alignment, record_heads
     from sightline.export.check.sessions import open_sessions
 
-    bundle, path = options.bundle, options.sentences
-    manifest = read_bundle(bundle)
-    if manifest.dtype == "float16":
-        raise BundleError(f"{bundle} is float16, which needs CUDA; align its float32 bundle and convert it again")
-    if path is None and manifest.origin is None and manifest.languages and manifest.languages.source == "en":
-        path = DEFAULT_SENTENCES
-    sentences = () if path is None else _usable_sentences(bundle, path, "--sentences")
+    bundle = options.bundle
+    manifest, sentences = _read_for_heads(options)
     recorded, guided = manifest.alignment, None
     if recorded is not None and recorded.criterion == GUIDED:  # only the import knows the head
         guided = recorded.step, recorded.layer, recorded.heads[0]
@@ -292,8 +297,38 @@ def align(options: AlignOptions) -> Alignment:
         raise BundleError(
             f"{bundle} cannot align words: it has no cross-attention, or no sentence has two words and fits its limits"
         )
-    record_alignment(bundle, alignment)
+    record_heads(bundle, alignment=alignment)
     return alignment
+
+
+def coverage(options: CoverageOptions) -> Coverage:
+    """Choose the head that shows omitted words in a bundle, and record it in its manifest."""
+    from sightline.export.check.alignment import record_heads
+    from sightline.export.check.coverage import choose_coverage
+    from sightline.export.check.sessions import open_sessions
+
+    bundle = options.bundle
+    manifest, sentences = _read_for_heads(options)
+    chosen = choose_coverage(open_sessions(bundle, manifest), bundle, sentences)
+    if chosen is None:
+        raise BundleError(
+            f"{bundle} cannot show omitted words: it has no cross-attention, or fewer than two sentences fit its limits"
+        )
+    record_heads(bundle, coverage=chosen)
+    return chosen
+
+
+def _read_for_heads(options: AlignOptions) -> tuple[Manifest, Sequence[str]]:
+    """Return the manifest of a bundle, and the sentences by which its heads are chosen."""
+    bundle, path = options.bundle, options.sentences
+    manifest = read_bundle(bundle)
+    if manifest.dtype == "float16":
+        raise BundleError(
+            f"{bundle} is float16, which needs CUDA; choose heads in its float32 bundle and convert it again"
+        )
+    if path is None and manifest.origin is None and manifest.languages and manifest.languages.source == "en":
+        path = DEFAULT_SENTENCES
+    return manifest, () if path is None else _usable_sentences(bundle, path, "--sentences")
 
 
 def quantize(options: QuantizeOptions) -> Quantization:

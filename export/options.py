@@ -217,6 +217,10 @@ class AlignOptions(Options):
     belong to this command)"""
 
 
+class CoverageOptions(AlignOptions):
+    """Choose the head that shows omitted source words in an existing bundle, and record it."""
+
+
 class ShortlistOptions(Options):
     """Let a translation model choose from the tokens that its input makes likely, which is faster.
 

@@ -18,6 +18,7 @@ import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from tqdm import tqdm
@@ -211,19 +212,22 @@ def _giga(num_bytes: int) -> str:
 
 
 def check(export: Export, folder: Path, manifest: Manifest, guided: Guided | None) -> Manifest:
-    """Check a written bundle; return its manifest with the verification and the alignment heads.
+    """Check a written bundle; return its manifest with the verification and the chosen heads.
 
     `guided` is the step, layer and head of the cross-attention that was trained to align words.
     """
     from sightline.export.check.alignment import choose_alignment
+    from sightline.export.check.coverage import choose_coverage
     from sightline.export.check.serving import check_serving
     from sightline.export.check.sessions import open_sessions
 
     check_serving(folder, manifest)
-    verification, alignment = compare(export.open(), folder, manifest, export.options), None
+    changes: dict[str, Any] = {"verification": compare(export.open(), folder, manifest, export.options)}
     if manifest.cross_attention is not None:
-        alignment = choose_alignment(open_sessions(folder, manifest), folder, export.options.sentences, guided)
-    return manifest.model_copy(update={"verification": verification, "alignment": alignment})
+        sessions, sentences = open_sessions(folder, manifest), export.options.sentences
+        changes["alignment"] = choose_alignment(sessions, folder, sentences, guided)
+        changes["coverage"] = choose_coverage(sessions, folder, sentences)
+    return manifest.model_copy(update=changes)
 
 
 def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: ExportOptions) -> Verification:

@@ -98,6 +98,8 @@ class Metrics:
                 ("generation_tokens", "Number of generated tokens in the returned outputs of finished sequences."),
                 ("prefix_cache_queries", "Number of prompt tokens that were looked up in the prefix cache."),
                 ("prefix_cache_hits", "Number of prompt tokens whose states came from the prefix cache."),
+                ("texts_checked", "Number of texts whose coverage of their source was computed."),
+                ("texts_with_omissions", "Number of these texts that omit words of their source."),
                 ("model_reloads", "Number of times that a model was loaded again because a step of it did not end."),
             )
         }
@@ -416,6 +418,10 @@ class ModelMetrics(EngineObserver):
     def on_step(self, rows: int, seconds: float) -> None:
         self.observe("engine_step_seconds", seconds)
         self.observe("batch_size_rows", rows)
+
+    def on_coverage(self, *, has_omissions: bool) -> None:
+        self._of("texts_checked").inc()
+        self._of("texts_with_omissions").inc(has_omissions)
 
     def on_prefix_query(self, tokens: int, cached_tokens: int) -> None:
         self._of("prefix_cache_queries").inc(tokens)

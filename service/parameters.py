@@ -328,6 +328,20 @@ class GenerateParameters(TextParameters, NullsOmitted):
     return_attention: Annotated[
         ReturnAttention, Field(description="Attention maps of each output; true returns all of them.")
     ] = None
+    return_coverage: Annotated[
+        bool,
+        Field(
+            description="Return which words of the input the text omits, and which of its own words are doubtful. For "
+            "models whose `coverage` has a threshold, see GET /v1/models."
+        ),
+    ] = False
+    repair: Annotated[
+        bool,
+        Field(
+            description="Translate texts that omit words of the input again: with beam search, continued after an end "
+            "that came too early, or sentence by sentence. The others stay as they are."
+        ),
+    ] = False
     split_sentences: Annotated[
         bool | None,
         Field(

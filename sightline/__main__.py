@@ -39,6 +39,7 @@ COMMANDS = {
     "export": Command("export a training run, or import a third-party model, as a bundle", "cpu,train"),
     "verify": Command("compare a bundle with its checkpoint", "cpu,train"),
     "align": Command("choose the heads of a bundle that align words", "cpu,import"),
+    "coverage": Command("choose the head of a bundle that shows omitted words", "cpu,import"),
     "quantize": Command("quantize a bundle to 8-bit or 4-bit weights, or to float16 for CUDA", "cpu,import"),
     "pack": Command("store the matrices of a bundle in 8 bits", "cpu,import"),
     "shortlist": Command("restrict a translation model to likely tokens, which is faster", "cpu,import"),
@@ -46,7 +47,7 @@ COMMANDS = {
 
 # The commands of `actions`, which read files that others wrote, in a child process with limits, as
 # `models get` does.
-LIMITED = ("export", "verify", "align", "quantize", "pack", "shortlist")
+LIMITED = ("export", "verify", "align", "coverage", "quantize", "pack", "shortlist")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.base.bundle import ALIGNMENT_STEPS, MANIFEST, Alignment, AlignmentStep, Manifest
+from sightline.base.bundle import ALIGNMENT_STEPS, MANIFEST, Alignment, AlignmentStep, Coverage, Manifest
 from sightline.base.bundle_files import read_manifest
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
 from sightline.base.text.words import Word, merge_weights, rows_that_read, words_of
@@ -66,19 +66,19 @@ def choose_alignment(
     manifest = sessions.manifest
     if manifest.cross_attention is None:
         return None
-    aligner = _Aligner(sessions, folder)
+    translator = Translator(sessions, folder)
     aligned_sentences = [
         aligned
         for sentence in (sentences or sentences_of(manifest))[:MAX_SENTENCES]
-        if (aligned := aligner.align(sentence)) is not None
+        if (aligned := align_sentence(translator, sentence)) is not None
     ]
     return best_heads(aligned_sentences, guided) if aligned_sentences else None
 
 
-def record_alignment(bundle: Path, alignment: Alignment) -> None:
-    """Write an alignment to the manifest of a bundle; its other fields stay as they are."""
+def record_heads(bundle: Path, **heads: Alignment | Coverage) -> None:
+    """Write `alignment` or `coverage` to the manifest of a bundle; its other fields stay."""
     new = bundle / f".{MANIFEST}.new"
-    manifest = read_manifest(bundle).model_copy(update={"alignment": alignment})
+    manifest = read_manifest(bundle).model_copy(update=heads)
     new.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     new.replace(bundle / MANIFEST)
 
@@ -131,8 +131,8 @@ def agreement(sentences: Sequence[AlignedSentence], step: AlignmentStep, layer: 
     return same / num_words
 
 
-class _Aligner:
-    """Translates sentences and finds their reference links."""
+class Translator:
+    """Translates sentences greedily, and forces the translations on changed sources."""
 
     def __init__(self, sessions: Sessions, folder: Path) -> None:
         manifest = sessions.manifest
@@ -145,38 +145,32 @@ class _Aligner:
         )
         self._before_source, self._after_source, self._target_prefix = default_language_ids(manifest)
 
-    def align(self, sentence: str) -> AlignedSentence | None:
-        """Return the reference links and maps; None if the sentence is too short or too long."""
+    def encode(self, sentence: str) -> tuple[list[int], list[Word]]:
+        """Return the ids and the words of a sentence, with the ids of its language around it."""
         before, encoded, after = self._before_source, self._source_tokenizer.encode(sentence), self._after_source
-        ids = (*before, *encoded, *after)
         offsets = self._source_tokenizer.offsets(sentence, len(encoded))
-        source_words = words_of(sentence, [*[None] * len(before), *offsets, *[None] * len(after)])
-        manifest = self._sessions.manifest
-        max_new_tokens = min(2 * len(ids) + 8, manifest.max_new_tokens_for(len(ids)) - len(self._target_prefix))
-        if len(source_words) < 2 or len(ids) > manifest.limits.max_source_tokens or max_new_tokens < 1:
-            return None
-        sources = [ids, *(_without(ids, word) for word in source_words)]
-        target_ids, logprobs, maps = self._translate(sources, max_new_tokens)
-        offsets = self._target_tokenizer.decoded_offsets(target_ids)
-        target_words = words_of(self._target_tokenizer.decode(target_ids), offsets)
-        if not target_words:
-            return None
-        # Log-probability of each target word with each source, (sources, target words).
-        of_words = np.stack([logprobs[:, list(word.tokens)].sum(axis=1) for word in target_words], axis=1)
-        rows, columns = ([word.tokens for word in words] for words in (target_words, source_words))
-        links = (of_words[0] - of_words[1:]).argmax(axis=0)
-        of_steps: dict[AlignmentStep, NDArray[np.float32]] = {"writes": maps, "reads": rows_that_read(maps)}
-        merged = {step: merge_weights(of_step, rows, columns) for step, of_step in of_steps.items()}
-        return AlignedSentence(links, merged)
+        words = words_of(sentence, [*[None] * len(before), *offsets, *[None] * len(after)])
+        return [*before, *encoded, *after], words
 
-    def _translate(
-        self, sources: Sequence[Sequence[int]], max_new_tokens: int
-    ) -> tuple[list[int], NDArray[np.float64], NDArray[np.float32]]:
+    def max_new_tokens(self, ids: Sequence[int]) -> int:
+        """Return the number of tokens that a translation may have; 0 if the source is too long."""
+        manifest = self._sessions.manifest
+        if len(ids) > manifest.limits.max_source_tokens:
+            return 0
+        return max(0, min(2 * len(ids) + 8, manifest.max_new_tokens_for(len(ids)) - len(self._target_prefix)))
+
+    def target_words(self, ids: Sequence[int]) -> list[Word]:
+        """Return the words of a translation."""
+        return words_of(self._target_tokenizer.decode(ids), self._target_tokenizer.decoded_offsets(ids))
+
+    def translate(
+        self, sources: Sequence[Sequence[int]], max_new_tokens: int, num_maps: int
+    ) -> tuple[list[int], NDArray[np.float64], list[NDArray[np.float32]]]:
         """Translate the first source greedily, and force the same target on the other sources.
 
         Returns:
             The T ids of the target, their log-probabilities (sources, T), and the cross-attention
-            map (L, H, T, S) of the first source.
+            maps (L, H, T, S) of the first `num_maps` sources.
         """
         sessions, manifest = self._sessions, self._sessions.manifest
         names = manifest.attention_of("cross").outputs
@@ -197,11 +191,33 @@ class _Aligner:
             candidates[list(manifest.generation.suppress_tokens)] = -np.inf
             ids.append(int(candidates.argmax()))
             logprobs.append(scores[:, ids[-1]])
-            row = np.concatenate([outputs[name][0] for name in names], axis=1)  # (H, L, S)
-            rows.append(row[:, :, : source_lengths[0]].astype(np.float32))
+            row = np.concatenate([outputs[name][:num_maps] for name in names], axis=2)  # (sources, H, L, S)
+            rows.append(row.astype(np.float32))
             if ids[-1] in manifest.tokens.end_ids:
                 break
-        return ids, np.stack(logprobs, axis=1), np.stack(rows, axis=2).swapaxes(0, 1)
+        maps = np.stack(rows, axis=3).swapaxes(1, 2)  # (sources, L, H, T, S)
+        of_sources = [of_source[..., :length] for of_source, length in zip(maps, source_lengths, strict=False)]
+        return ids, np.stack(logprobs, axis=1), of_sources
+
+
+def align_sentence(translator: Translator, sentence: str) -> AlignedSentence | None:
+    """Return the reference links and maps; None if the sentence is too short or too long."""
+    ids, source_words = translator.encode(sentence)
+    max_new_tokens = translator.max_new_tokens(ids)
+    if len(source_words) < 2 or not max_new_tokens:
+        return None
+    sources = [ids, *(_without(ids, word) for word in source_words)]
+    target_ids, logprobs, (maps,) = translator.translate(sources, max_new_tokens, num_maps=1)
+    target_words = translator.target_words(target_ids)
+    if not target_words:
+        return None
+    # Log-probability of each target word with each source, (sources, target words).
+    of_words = np.stack([logprobs[:, list(word.tokens)].sum(axis=1) for word in target_words], axis=1)
+    rows, columns = ([word.tokens for word in words] for words in (target_words, source_words))
+    links = (of_words[0] - of_words[1:]).argmax(axis=0)
+    of_steps: dict[AlignmentStep, NDArray[np.float32]] = {"writes": maps, "reads": rows_that_read(maps)}
+    merged = {step: merge_weights(of_step, rows, columns) for step, of_step in of_steps.items()}
+    return AlignedSentence(links, merged)
 
 
 def _without(ids: Sequence[int], word: Word) -> list[int]:

@@ -54,6 +54,23 @@ class ModelAlignment:
 
 
 @dataclass(frozen=True)
+class ModelCoverage:
+    """The cross-attention head that shows omitted words, see `return_coverage`."""
+
+    layer: Annotated[int, Field(description="Index of the layer.")]
+    head: Annotated[int, Field(description="Index of the head.")]
+    auroc: Annotated[float, Field(description="Probability that an omitted word has less coverage than another one.")]
+    threshold: Annotated[
+        float | None, Field(description="Words with less coverage count as omitted; null if the AUROC is too low.")
+    ]
+    precision: Annotated[
+        float,
+        Field(description="Share of omitted words among those that counted as omitted, when the head was chosen."),
+    ]
+    recall: Annotated[float, Field(description="Share of the omitted words that counted as omitted then.")]
+
+
+@dataclass(frozen=True)
 class ModelLanguages:
     """The languages of a model that translates, as BCP 47 tags."""
 
@@ -125,6 +142,9 @@ class ModelCard:
     ]
     alignment: Annotated[
         ModelAlignment | None, Field(description="Heads that align words; null if there is no cross-attention.")
+    ]
+    coverage: Annotated[
+        ModelCoverage | None, Field(description="Head that shows omitted words; null if none was chosen.")
     ]
     embedding: Annotated[
         EmbeddingSettings | None, Field(description="Defaults of a model that was trained to embed texts; or null.")
@@ -271,6 +291,7 @@ def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
             for maps in manifest.attention
         ],
         alignment=_alignment_of(manifest),
+        coverage=_coverage_of(manifest),
         embedding=_embedding_of(manifest),
         languages=(
             ModelLanguages(languages.source, languages.target, list(languages.sources), list(languages.targets))
@@ -284,6 +305,13 @@ def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
             else None
         ),
     )
+
+
+def _coverage_of(manifest: Manifest) -> ModelCoverage | None:
+    chosen = manifest.coverage
+    if chosen is None:
+        return None
+    return ModelCoverage(chosen.layer, chosen.head, chosen.auroc, chosen.threshold, chosen.precision, chosen.recall)
 
 
 def _alignment_of(manifest: Manifest) -> ModelAlignment | None:

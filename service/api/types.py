@@ -30,6 +30,8 @@ ONE_TARGET: dict[str, Any] = {
     "num_return_sequences": {"maximum": 1},
     "top_logprobs": {"maximum": 0},
     "return_attention": {"const": False},
+    "return_coverage": {"const": False},
+    "repair": {"const": False},
     "split_sentences": {"const": False},
 }
 

@@ -22,6 +22,7 @@ from sightline.service.api.endpoint import (
     described,
 )
 from sightline.service.body_fields import File, OnEmpty, RequestBody, TextsWithBlanks
+from sightline.service.inference.coverage import TextCoverage, joined_coverage
 from sightline.service.inference.documents import read_file, translate_document
 from sightline.service.inference.language_choice import language_pairs
 from sightline.service.inference.routing import AUTO, detect, source_languages, translate_by_languages
@@ -44,6 +45,10 @@ class TranslateBody(LanguagesBody):
     )
     alternatives: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] | None = Field(
         default=None, description="Number of alternative translations of each text, from a beam search."
+    )
+    return_coverage: bool = Field(
+        default=False,
+        description="Extension: return which words of each text its translation omits, and which words are doubtful.",
     )
 
     EXAMPLES = (
@@ -85,6 +90,9 @@ class Translation(TypedDict):
     detectedLanguage: NotRequired[
         Annotated[Detected | list[Detected], Field(description="Language of the text; only if the source is auto.")]
     ]
+    coverage: NotRequired[
+        Annotated[TextCoverage | list[TextCoverage], Field(description="Extension; only with return_coverage.")]
+    ]
 
 
 class Language(TypedDict):
@@ -103,7 +111,13 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     markup = HTML if body.markup == "html" else None
     number = 1 + (body.alternatives or 0)
     results = await translate_by_languages(
-        call, body.inputs, body.source_language, body.target_language, markup, number
+        call,
+        body.inputs,
+        body.source_language,
+        body.target_language,
+        markup,
+        number,
+        return_coverage=body.return_coverage,
     )
     # Beams may differ in tokens alone.
     distinct_texts = [
@@ -118,6 +132,9 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     if body.source_language == AUTO:
         detected = [_detected(best.detected or DetectedLanguage(best.route[0].source, 1.0)) for best, *_ in results]
         response["detectedLanguage"] = detected if body.inputs.is_list else detected[0]
+    if body.return_coverage:
+        coverages = [best.coverage or joined_coverage([]) for best, *_ in results]
+        response["coverage"] = coverages if body.inputs.is_list else coverages[0]
     return response
 
 

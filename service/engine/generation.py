@@ -162,9 +162,12 @@ class Generation(RowOwner, ABC):
             hypotheses = self.hypotheses()
             maps = hypotheses[0].maps  # all have the same length
             columns = {kind: maps.next_columns(kind) for kind in maps.steps}
-            self._row_sizes.append(sum(budget.per_column[kind] * count for kind, count in columns.items()))
+            self._row_sizes.append(
+                sum(budget.per_column[kind] * columns[kind] for kind in budget.per_column if kind in columns)
+            )
             self._charge(self._num_growing * self._row_sizes[-1])
-            budget.use_bytes(len(hypotheses) * sum(budget.bytes_per_column[kind] * columns[kind] for kind in columns))
+            num_bytes = sum(each * columns[kind] for kind, each in budget.bytes_per_column.items() if kind in columns)
+            budget.use_bytes(len(hypotheses) * num_bytes)
 
     def charge_targets(self, targets: Sequence[Target]) -> None:
         """Charge the map budget for values of the targets that `charge_step` did not charge."""

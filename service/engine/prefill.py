@@ -65,7 +65,7 @@ class Prefill:
     def map_part(self) -> MapPart | None:
         """Layers and heads of the prompt's attention maps; all if None."""
         first = self.owners[0]
-        return first.request.decoder_part if isinstance(first, Generation) else None
+        return first.request.map_parts.get("decoder") if isinstance(first, Generation) else None
 
     @property
     def needs_outputs(self) -> bool:
@@ -95,7 +95,7 @@ class Prefill:
             isinstance(owner, Generation)
             and isinstance(first, Generation)
             and owner.records_prompt == first.records_prompt
-            and owner.request.decoder_part == first.request.decoder_part
+            and owner.request.map_parts == first.request.map_parts
             and owner.request.request_id == first.request.request_id
             and owner.prefill_ids == self.ids
         )

@@ -19,7 +19,7 @@ Maps = NDArray[np.float32]
 ENCODER_KINDS = ("encoder", "encoder_slots")
 STEP_KINDS = ("cross", "decoder")
 # Maps of one decoder step, (B, H, L, columns), and the index of one row of its batch in them. The
-# part of the row is extracted when the map is read.
+# columns of the row are extracted when the map is read.
 StepMap = tuple[Maps, int]
 
 
@@ -80,6 +80,10 @@ class MapRecorder:
         other.steps = {kind: steps[:] for kind, steps in self.steps.items()}
         return other
 
+    def part_of(self, kind: str) -> MapPart | None:
+        """Return the layers and heads to record of a kind, None for all."""
+        return self._request.map_parts.get(kind)
+
     def next_columns(self, kind: str) -> int:
         """Return the number of columns of the next row: source tokens, or decoder inputs so far."""
         return self._columns(kind, len(self.steps[kind]))
@@ -95,14 +99,13 @@ class MapRecorder:
         """Return the complete map of one kind, (L, H, rows, columns)."""
         if kind in self._encoder:
             return self._encoder[kind]
-        part, rows = None, list[Maps]()  # each (H, L, columns)
+        rows = list[Maps]()  # each (H, L, columns)
         if kind == "decoder":
-            part = self._request.decoder_part
             # A prompt token attends to itself and to the tokens before it.
             prompt = chain.from_iterable(block.transpose(2, 0, 1, 3) for block in self.prompt_blocks)
             rows += [row[:, :, : index + 1] for index, row in enumerate(prompt)][:-1]  # the first step has the last
         for number, (block, index) in enumerate(self.steps[kind]):
-            rows.append(_select(block[index, :, :, : self._columns(kind, number)], part))
+            rows.append(block[index, :, :, : self._columns(kind, number)])
         stacked = np.zeros((len(rows), *rows[-1].shape), np.float32)
         for number, row in enumerate(rows):
             stacked[number, :, :, : row.shape[2]] = row
@@ -136,16 +139,19 @@ def record_step(
     names: Mapping[str, Sequence[str]], recorders: Sequence[tuple[int, MapRecorder]], outputs: Mapping[str, Array]
 ) -> None:
     """Append the maps of a decoder step to recorders, each with its row in the outputs."""
-    for kind in STEP_KINDS:
-        requesting = [pair for pair in recorders if kind in pair[1].steps]
-        if not requesting:
-            continue
+    groups: dict[tuple[str, MapPart | None], list[tuple[int, MapRecorder]]] = {}
+    for pair in recorders:
+        for kind in pair[1].steps:
+            groups.setdefault((kind, pair[1].part_of(kind)), []).append(pair)
+    for (kind, part), requesting in groups.items():
         maps = [outputs[name] for name in names[kind]]
         block = maps[0] if len(maps) == 1 else np.concatenate(maps, axis=2)  # (B, H, L, columns)
         indices = [row for row, _ in requesting]
         columns = max([recorder.next_columns(kind) for _, recorder in requesting])
-        if len(requesting) < len(block) or columns < block.shape[3]:
-            # A copy of the requested part, so that the rest of the output can be freed.
+        # A copy of the requested part, so that the rest of the output can be freed.
+        if part is not None:
+            block, indices = block[..., :columns][np.ix_(indices, part.heads, part.layers)], list(range(len(indices)))
+        elif len(requesting) < len(block) or columns < block.shape[3]:
             block, indices = block[indices, :, :, :columns], list(range(len(indices)))
         for index, (_, recorder) in zip(indices, requesting, strict=True):
             recorder.steps[kind].append((block, index))

@@ -112,7 +112,8 @@ class GenerateRequest:
     matcher: Matcher | None = None  # of the constraint in the parameters; has processed the client's prefix
     attention: frozenset[str] = frozenset()  # kinds of attention maps to record
     prompt_rows: bool = False  # record the rows of the prompt too; only for decoder-only models
-    decoder_part: MapPart | None = None  # layers and heads of the decoder map to return; all if None
+    # Layers and heads to record of `cross` and `decoder`, by kind; all of a kind that is absent.
+    map_parts: Mapping[str, MapPart] = field(default_factory=dict)
     map_budget: MapBudget | None = None  # the request fails with its `error`
     caller: str = ""  # label of the API key: callers get equal shares, and never share states of prompts
     stream: bool = False  # emit a TokenEvent for each generated token; not with beam search

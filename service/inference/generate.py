@@ -32,6 +32,7 @@ from sightline.service.inference.call import (
     check_ids,
     tokenize_within_limits,
 )
+from sightline.service.inference.coverage import CoverageReader, Repair, TextCoverage
 from sightline.service.inference.language_choice import NO_LANGUAGES, LanguageChoice, choose_languages
 from sightline.service.inference.maps import MapWriter, TargetAttention, resolve_indices
 from sightline.service.inference.results import (
@@ -49,12 +50,15 @@ from sightline.service.parameters import (
     DEFAULT_NEW_TOKENS,
     FORCED,
     MAX_SEED,
+    NEUTRAL,
     GenerateParameters,
     check_combination,
     complete_parameters,
 )
 
 T = TypeVar("T")
+# Parameters that give several texts, or a part of the text.
+REPAIR_CONFLICTS = ("do_sample", "num_return_sequences", "target_prefix", "constraint", "hidden_source_tokens", "stop")
 # A chat template formats a message in at most the time that tokenizing this many characters takes.
 CHARACTERS_PER_MESSAGE = 128
 FinishReason = Literal["eos", "length", "stop"]
@@ -83,6 +87,11 @@ class GenerateOutput:
     ]
     seed: Annotated[int | None, Field(description="Only with do_sample.")]
     attention: Annotated[TargetAttention | None, Field(description="Only with return_attention.")]
+    coverage: Annotated[TextCoverage | None, Field(description="Only with return_coverage or repair.")]
+    repair: Annotated[
+        Repair | None,
+        Field(description="Only with repair, for a text that omitted words; `sentences` have their own ones."),
+    ]
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,7 @@ class SentenceOutput:
     attention: Annotated[
         TargetAttention | None, Field(description="Attention maps of the sentence; only with return_attention.")
     ]
+    repair: Annotated[Repair | None, Field(description="Only with repair, for a sentence whose text omitted words.")]
 
 
 @dataclass(frozen=True)
@@ -161,14 +171,17 @@ def begin(call: Call, model: ServedModel, parameters: GenerateParameters) -> "De
     languages, named = NO_LANGUAGES, (parameters.source_language, parameters.target_language)
     if model.manifest.languages is not None or named != (None, None):
         languages = choose_languages(model, *named)
-    maps = MapWriter(call, model, parameters.return_attention) if parameters.return_attention else None
+    maps, selection = None, parameters.return_attention
+    coverage = CoverageReader(call, model) if parameters.return_coverage or parameters.repair else None
+    if selection:
+        maps = MapWriter(call, model, selection, records_all=coverage is not None)
     num_samples = parameters.num_return_sequences if parameters.do_sample else 1
-    return Decoding(call, model, parameters, languages, maps, num_samples)
+    return Decoding(call, model, parameters, languages, maps, coverage, num_samples)
 
 
 async def finish(decoding: "Decoding") -> GenerateResult:
     """Generate the texts of a decoding."""
-    tokenizer, maps = decoding.model.target_tokenizer, decoding.maps
+    tokenizer, maps, reader = decoding.model.target_tokenizer, decoding.maps, decoding.coverage
 
     def convert(number: int, result: Generated) -> list[GenerateOutput]:
         outputs = []
@@ -178,7 +191,12 @@ async def finish(decoding: "Decoding") -> GenerateResult:
             tokens = [output_token(tokenizer, token) for token in decoded.generated]
             index, text, score = decoded.input_index, decoded.text, decoded.target.score
             attention = maps.write(index, decoded.request, decoded.target, text) if maps else None
-            outputs.append(GenerateOutput(index, decoded.rank, text, tokens, reason, score, decoded.seed, attention))
+            coverage = reader.write(index, decoded.request, decoded.target, text) if reader else None
+            outputs.append(
+                GenerateOutput(
+                    index, decoded.rank, text, tokens, reason, score, decoded.seed, attention, coverage, None
+                )
+            )
         return outputs
 
     by_request, usage, timings = await decoding.run(convert)
@@ -204,6 +222,8 @@ def check_parameters(
 ) -> None:
     """Check the combination of parameters, and their values against a model's limits."""
     check_combination(parameters, num_inputs, stream=stream)
+    if parameters.return_coverage or parameters.repair:  # the usual call enters one function less
+        _check_coverage(parameters, stream=stream)
     if parameters.split_sentences:
         _check_split_sentences(model, parameters, stream=stream)
     limits = model.manifest.limits
@@ -224,6 +244,17 @@ def check_parameters(
         if token_id >= limits.vocabulary:
             message = f"It must be at most {limits.vocabulary - 1} for {model.name}, got {token_id}."
             raise ApiError("invalid_parameter", message, field=field, index=index)
+
+
+def _check_coverage(parameters: GenerateParameters, *, stream: bool) -> None:
+    for field in ("return_coverage", "repair"):
+        if stream and getattr(parameters, field):
+            message = f"A stream has no {{{field}}}; leave it out, or do not stream."
+            raise ApiError("unsupported_parameter", message, field=field)
+    for field in REPAIR_CONFLICTS if parameters.repair else ():
+        if getattr(parameters, field) != getattr(NEUTRAL, field):
+            message = f"{{repair}} cannot be combined with {{{field}}}; leave out one of them."
+            raise ApiError("unsupported_parameter", message, field="repair")
 
 
 def _check_split_sentences(model: ServedModel, parameters: GenerateParameters, *, stream: bool) -> None:
@@ -263,6 +294,7 @@ class Decoding:
     parameters: GenerateParameters  # checked against the model; `read` replaces those of forced targets
     languages: LanguageChoice
     maps: MapWriter | None = None  # attention maps of the response
+    coverage: CoverageReader | None = None
     num_samples: int = 1  # number of requests for each input
     admitted: AdmittedCall | None = None  # see `read`; None if all inputs are copied, so that nothing is read
     requests: Sequence[GenerateRequest] = ()  # see `read`
@@ -318,6 +350,8 @@ class Decoding:
         admitted.controller.add_tokens(admitted.reservation, num_samples * self.num_input_tokens)
         if self.maps:
             await self.maps.read_offsets(call, inputs, sources, num_added)
+        if self.coverage:
+            await self.coverage.read_words(call, inputs, sources, num_added)
         prefixes: Sequence[Ids] | None = None
         if targets is not None:
             prefixes = await self._read_targets(targets, sources)
@@ -331,7 +365,10 @@ class Decoding:
         admitted.reservation.units = units * count + self.parameters.num_beams * num_known
         num_targets = self.parameters.num_return_sequences if self.parameters.num_beams > 1 else 1
         num_tokens = (num_known + len(self.requests) * num_tokens) * num_targets * (1 + self.parameters.top_logprobs)
-        call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)
+        bytes_per_token = BYTES_PER_TOKEN
+        if self.coverage:
+            bytes_per_token += self.coverage.bytes_per_token(sources)
+        call.response_memory.reserve(int(num_tokens) * bytes_per_token)
         if call.grant is not None:
             most = sum(
                 min(
@@ -398,6 +435,9 @@ class Decoding:
         seed = secrets.randbelow(MAX_SEED + 1) if draws_seed else parameters.seed or 0
         stop, tokenizer = parameters.stop, self.model.target_tokenizer
         requests: list[GenerateRequest] = []
+        kinds, parts = (maps.kinds, maps.parts) if maps else (frozenset[str](), {})
+        if self.coverage:
+            kinds, parts = kinds | {"cross"}, self.coverage.parts | parts if "cross" not in kinds else parts
         indices = parameters.hidden_source_tokens
         for index, source in enumerate(sources):
             prefix = prefixes[index] if prefixes else ()
@@ -414,9 +454,9 @@ class Decoding:
                     stop=StopStrings(TextStream(tokenizer, stop, prefix)) if stop else None,
                     matcher=matchers[index % len(matchers)],
                     hidden_source_tokens=hidden,
-                    attention=maps.kinds if maps else frozenset(),
+                    attention=kinds,
                     prompt_rows=maps is not None and maps.has_prompt_rows,
-                    decoder_part=maps.decoder_part if maps else None,
+                    map_parts=parts,
                     map_budget=maps.budget if maps else None,
                     caller=call.caller,
                     stream=stream,

@@ -221,6 +221,8 @@ class Selection:
     layers: tuple[int, ...]
     heads: tuple[int, ...]
     requested: AttentionSelection
+    # Layers and heads that are recorded: those of the encoder, or all if other readers need them.
+    part: MapPart | None
 
     def count(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
         """Return the number of values in the response; `prompt_tokens` precede the target."""
@@ -242,18 +244,20 @@ class Selection:
 
     @property
     def bytes_per_column(self) -> int:
-        """Memory of one column of a row: the recorded values of all heads, and the response."""
-        return FLOAT_BYTES * self.attention.layers * self.attention.heads + self.response_bytes
+        """Memory of one column of a row: the recorded values, and the response."""
+        num_recorded = self.attention.layers * self.attention.heads
+        if self.part is not None:
+            num_recorded = len(self.layers) * len(self.heads)
+        return FLOAT_BYTES * num_recorded + self.response_bytes
 
     def num_bytes(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
-        """Return the memory of the maps in bytes.
-
-        Only the selected layers and heads of a prompt's rows are recorded.
-        """
+        """Return the memory of the maps in bytes."""
         rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
-        num_prompt_rows = rows - target_tokens if self.requested.prompt_rows else 0
-        selected = FLOAT_BYTES * len(self.layers) * len(self.heads) + self.response_bytes
-        return columns * ((rows - num_prompt_rows) * self.bytes_per_column + num_prompt_rows * selected)
+        return columns * rows * self.bytes_per_column
+
+    def selected(self, maps: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the selected layers and heads of recorded maps (L, H, rows, columns)."""
+        return maps[np.ix_(self.layers, self.heads)] if self.part is None else maps
 
     @property
     def num_maps(self) -> int:
@@ -263,14 +267,13 @@ class Selection:
     def map_of(
         self, maps: NDArray[np.float32], layout: MapLayout | None, alignment: NDArray[np.float32] | None
     ) -> AttentionMap:
-        """Return the selected part of the maps (L, H, rows, columns) of all layers and heads.
+        """Return the selected part of recorded maps (L, H, rows, columns).
 
-        With rows of a prompt, `maps` has only the selected layers and heads. Maps of tokens without
-        statistics need no `layout`. `alignment` has the weights (rows, columns) of the heads that
-        align words, for the statistics of cross-attention.
+        Maps of tokens without statistics need no `layout`. `alignment` has the weights (rows,
+        columns) of the heads that align words, for the statistics of cross-attention.
         """
         kind, requested = self.attention.kind, self.requested
-        selected = maps if requested.prompt_rows else maps[np.ix_(self.layers, self.heads)]
+        selected = self.selected(maps)
         chosen = selected
         if requested.units == "words":
             assert layout is not None, "maps of words need the words"
@@ -303,8 +306,13 @@ class Selection:
 class MapWriter:
     """Builds the attention maps of one response, and rejects the response if it is too large."""
 
-    def __init__(self, call: Call, model: ServedModel, selection: AttentionSelection) -> None:
-        """Select the maps of a call, or reject a selection that the model does not have."""
+    def __init__(
+        self, call: Call, model: ServedModel, selection: AttentionSelection, *, records_all: bool = False
+    ) -> None:
+        """Select the maps of a call, or reject a selection that the model does not have.
+
+        With `records_all`, others read layers and heads that are not selected.
+        """
         if not model.manifest.attention:
             raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="return_attention")
         self._model = model
@@ -312,7 +320,7 @@ class MapWriter:
             message = f"It is supported only by decoder-only models, and {model.name} is not one; leave it out."
             raise ApiError("unsupported_parameter", message, field="prompt_rows")
         self.has_prompt_rows = selection.prompt_rows
-        self._selections = _select(model, selection)
+        self._selections = _select(model, selection, records_all=records_all)
         self._units = selection.units
         self._has_layout = selection.units == "words" or selection.statistics
         self._sources: list[SourceText] = []  # of each input, see `read_offsets`
@@ -328,15 +336,9 @@ class MapWriter:
         return frozenset(selection.attention.kind for selection in self._selections)
 
     @property
-    def decoder_part(self) -> MapPart | None:
-        """The selected layers and heads if the maps have rows of a prompt, else None.
-
-        Only these are recorded then, because the rows of a prompt can be large.
-        """
-        if not self.has_prompt_rows:
-            return None
-        (decoder,) = self._selections  # a decoder-only model has no other maps
-        return MapPart(decoder.layers, decoder.heads)
+    def parts(self) -> dict[str, MapPart]:
+        """The layers and heads to record of each kind, see `GenerateRequest.map_parts`."""
+        return {one.attention.kind: one.part for one in self._selections if one.part is not None}
 
     async def read_offsets(
         self, call: Call, inputs: AnyInputs, sources: Sequence[Ids], num_added: tuple[int, int] = (0, 0)
@@ -398,7 +400,7 @@ class MapWriter:
                 decoder_input_tokens=[word.text for word in layout.input_axis],
             )
         tokenizer, prompt_ids = self._model.target_tokenizer, self._decoder_prompt_ids(request)
-        offsets = [_within(span, len(text)) for span in tokenizer.decoded_offsets(ids)]
+        offsets = [within(span, len(text)) for span in tokenizer.decoded_offsets(ids)]
         prompt, names = list(map(tokenizer.name, prompt_ids)), list(map(tokenizer.name, ids))
         inputs = [*prompt, *names[:-1]]
         if self.has_prompt_rows:
@@ -419,7 +421,7 @@ class MapWriter:
         self._count += self._count_of(request, len(target.tokens))
         self._check_count(self._count)
         layout = self._layout(index, request, [token.id for token in target.tokens], text)
-        maps = target.attention[kind][np.ix_(selection.layers, selection.heads)]
+        maps = selection.selected(target.attention[kind])
         if step == "reads":
             maps = rows_that_read(maps)
         (weights,) = merge_weights(maps, *layout.groups(kind)).mean(axis=1)
@@ -440,7 +442,7 @@ class MapWriter:
         return MapLayout(
             self._sources[index],
             offsets,
-            words_of(text, [_within(span, len(text)) for span in offsets]),
+            words_of(text, [within(span, len(text)) for span in offsets]),
             len(self._decoder_prompt_ids(request)),
             self._model.manifest.is_decoder_only,
             self.has_prompt_rows,
@@ -526,7 +528,7 @@ def _single_text(inputs: AnyInputs, index: int) -> str | None:
     return inputs.texts[index]
 
 
-def _select(model: ServedModel, selection: AttentionSelection) -> list[Selection]:
+def _select(model: ServedModel, selection: AttentionSelection, *, records_all: bool) -> list[Selection]:
     available = {attention.kind: attention for attention in model.manifest.attention}
     selections = []
     for position, kind in enumerate(selection.kinds or available):
@@ -536,11 +538,14 @@ def _select(model: ServedModel, selection: AttentionSelection) -> list[Selection
         maps = available[kind]
         layers = _select_indices(selection.layers, maps.layers, "layers", kind)
         heads = _select_indices(selection.heads, maps.heads, "heads", kind)
-        selections.append(Selection(maps, layers, heads, selection))
+        # Statistics compare all maps with the heads that align words.
+        is_whole = kind in ENCODER_KINDS or (kind == "cross" and (selection.statistics or records_all))
+        part = None if is_whole else MapPart(layers, heads)
+        selections.append(Selection(maps, layers, heads, selection, part))
     return selections
 
 
-def _within(offsets: tuple[int, int] | None, length: int) -> tuple[int, int] | None:
+def within(offsets: tuple[int, int] | None, length: int) -> tuple[int, int] | None:
     """Return the part of a character range within a text; None if the text ends before it."""
     if offsets is None or offsets[0] > length or offsets[0] == length < offsets[1]:
         return None

@@ -19,6 +19,7 @@ from sightline.service.inference.translation import (
     TranslateOutput,
     TranslationStep,
     UsageRecord,
+    covered,
     translate_documents,
 )
 from sightline.translation.detection import detect_languages
@@ -43,6 +44,9 @@ async def translate_between(
     Without a name, the languages choose the models. The source language may be `AUTO`. Terms of the
     `glossary` precede those of a stored one.
     """
+    if markup is not None and requested.get("return_coverage"):
+        message = "{return_coverage} cannot be combined with {markup}; leave out one of them."
+        raise ApiError("unsupported_parameter", message, field="return_coverage")
     stored = None if glossary_id is None else await glossaries.use_glossaries(call, glossaries.find, glossary_id)
     routes = await routes_of(call, inputs.texts, requested, name)
     groups: dict[tuple[Step, ...], list[int]] = {}
@@ -55,6 +59,8 @@ async def translate_between(
         texts = inputs.select(indices) if len(groups) > 1 else inputs
         terms = {**stored.terms(ways[0].source, ways[-1].target), **glossary} if stored else glossary
         translated = await translate_documents(call, steps, texts, markup, record, terms)
+        if requested.get("return_coverage"):
+            translated = await covered(call, steps, texts, translated, record)
         for index, ranks in zip(indices, translated, strict=True):
             results[index] = [replace(one, index=index, detected=routes[index][0], route=ways) for one in ranks]
     return [results[index] for index in range(len(inputs))], *record.write(steps[-1].model)
@@ -86,13 +92,17 @@ async def translate_by_languages(
     target: str,
     markup: Tags | None = None,
     number: int = 1,
+    *,
     glossary_id: str | None = None,
+    return_coverage: bool = False,
 ) -> list[list[TranslateOutput]]:
     """Translate texts by the models that their languages choose; the source may be `AUTO`.
 
     Return this `number` of translations of each text, the best first.
     """
-    requested = {"source_language": source, "target_language": target, "num_return_sequences": number}
+    requested: dict[str, Any] = {"source_language": source, "target_language": target, "num_return_sequences": number}
+    if return_coverage:
+        requested["return_coverage"] = True
     results, _, _ = await translate_between(call, inputs, requested, markup=markup, glossary_id=glossary_id)
     return results
 

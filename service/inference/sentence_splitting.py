@@ -3,11 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from sightline.base.text.sentences import ONE_SENTENCE, SplitText, split_sentences
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import OnEmpty, Texts
 from sightline.service.inference.call import AnyInputs, Call, too_many_sequences
+from sightline.service.inference.coverage import joined_coverage
 from sightline.service.inference.generate import (
     Decoding,
     DoubtfulResult,
@@ -22,6 +24,7 @@ from sightline.service.inference.generate import (
     finish,
     usage_for,
 )
+from sightline.service.inference.repair import repaired
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import GenerateParameters
 
@@ -53,7 +56,7 @@ async def generate_texts(
     if on_empty == "pass":
         assert isinstance(inputs, Texts)  # prompts are not blank
         blank = [
-            GenerateOutput(index, 0, "", [], "empty", 0.0, None, None)
+            GenerateOutput(index, 0, "", [], "empty", 0.0, None, None, None, None)
             for index, text in enumerate(inputs.texts)
             if not text.strip()
         ]
@@ -68,10 +71,19 @@ async def generate_texts(
     decoding = begin(call, model, parameters)
     split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole)
     result = await finish(decoding)
+    if parameters.repair:
+        assert isinstance(inputs, Texts)
+        sentences = [
+            sentence
+            for text, split_text in zip(inputs.texts, split_texts, strict=True)
+            for sentence in ([text] if split_text is WHOLE else split_text.sentences)
+        ]
+        result = await repaired(decoding, sentences, result, partial(generate_texts, call, model))
     if call.warnings:
         result = DoubtfulResult(**vars(result), warnings=list(call.warnings.values()))
     if split_texts[0] is not WHOLE:
-        result = replace(result, outputs=_joined_outputs(decoding, split_texts, result.outputs))
+        assert isinstance(inputs, Texts)
+        result = replace(result, outputs=_joined_outputs(decoding, inputs.texts, split_texts, result.outputs))
     if blank:
         generated = [replace(output, index=indices[output.index]) for output in result.outputs]
         result = replace(result, outputs=sorted(blank + generated, key=lambda output: (output.index, output.rank)))
@@ -188,7 +200,10 @@ def _warning(call: Call, model: ServedModel, index: int | None) -> GenerateWarni
 
 
 def _joined_outputs(
-    decoding: Decoding, split_texts: Sequence[SplitText], of_sentences: Sequence[GenerateOutput]
+    decoding: Decoding,
+    texts: Sequence[str],
+    split_texts: Sequence[SplitText],
+    of_sentences: Sequence[GenerateOutput],
 ) -> list[GenerateOutput]:
     """Join the outputs of all sentences to those of the inputs."""
     by_sentence = defaultdict[int, list[GenerateOutput]](list)
@@ -199,33 +214,49 @@ def _joined_outputs(
         if not split_text.sentences:
             text, seed = split_text.join([], ""), parameters.seed  # an input that is copied as a whole
             ranks = range(parameters.num_return_sequences)
-            outputs += [GenerateOutput(index, rank, text, [], "eos", 0.0, seed, None) for rank in ranks]
+            outputs += [GenerateOutput(index, rank, text, [], "eos", 0.0, seed, None, None, None) for rank in ranks]
             continue
         # `strict=False`: a beam search may return fewer texts for one sentence than for another.
         of_ranks = zip(*[next(sentences) for _ in split_text.sentences], strict=False)
-        outputs += [_joined(index, split_text, parts, decoding.languages.target) for parts in of_ranks]
+        outputs += [_joined(index, texts[index], split_text, parts, decoding.languages.target) for parts in of_ranks]
     return outputs
 
 
-def _joined(index: int, split_text: SplitText, parts: Sequence[GenerateOutput], language: str) -> GenerateOutput:
+def _joined(
+    index: int, source: str, split_text: SplitText, parts: Sequence[GenerateOutput], language: str
+) -> GenerateOutput:
     """Join the outputs of the sentences of one input."""
     if len(parts) == 1 and not any(split_text.gaps):  # as without splitting
         return replace(parts[0], index=index)
     sentences = [
-        SentenceOutput(source, part.text, len(part.tokens), part.score, part.attention)
+        SentenceOutput(source, part.text, len(part.tokens), part.score, part.attention, part.repair)
         for source, part in zip(split_text.sentences, parts, strict=True)
     ]
+    texts = [part.text for part in parts]
+    text, coverages = split_text.join(texts, language), [part.coverage for part in parts if part.coverage]
+    places = zip(coverages, _starts(source, split_text.sentences), _starts(text, texts), strict=False)
     return SplitOutput(
         rank=parts[0].rank,
         seed=parts[0].seed,
         attention=None,
         sentences=sentences,
         index=index,
-        text=split_text.join([part.text for part in parts], language),
+        text=text,
         tokens=[token for part in parts for token in part.tokens],
         finish_reason=joined_reason([part.finish_reason for part in parts]),
         score=sum(part.score for part in parts),
+        coverage=joined_coverage([part.moved(*starts) for part, *starts in places]) if coverages else None,
+        repair=None,
     )
+
+
+def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
+    """Yield the index at which each part of a text starts."""
+    position = 0
+    for part in parts:
+        position = text.index(part, position)
+        yield position
+        position += len(part)
 
 
 def joined_reason(reasons: Sequence[str]) -> FinishReason:

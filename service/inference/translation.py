@@ -13,13 +13,14 @@ from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Generated
 from sightline.service.inference.call import Call
-from sightline.service.inference.generate import Decoding, check_parameters
+from sightline.service.inference.coverage import CoverageReader, TextCoverage, joined_coverage
+from sightline.service.inference.generate import Decoding, check_parameters, without_forced
 from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.maps import MapWriter
 from sightline.service.inference.results import MAX_NUMBERS, TimingsMs, Usage
 from sightline.service.inference.sentence_splitting import check_number
 from sightline.service.inference.service import ServedModel
-from sightline.service.parameters import DEFAULT_NEW_TOKENS, AttentionSelection, GenerateParameters
+from sightline.service.parameters import DEFAULT_NEW_TOKENS, NEUTRAL, AttentionSelection, GenerateParameters
 from sightline.translation.alignment import Translated
 from sightline.translation.glossary import Glossary
 from sightline.translation.marks import MarkedText, TranslatedText, as_source, chained
@@ -74,6 +75,7 @@ class TranslateOutput:
     route: Annotated[
         Sequence[Step], Field(description="Models that translated one after the other, with their languages.")
     ]
+    coverage: Annotated[TextCoverage | None, Field(description="Only with return_coverage.")]
 
 
 class TranslationStep(NamedTuple):
@@ -129,7 +131,7 @@ async def translate_documents(
         texts = [MarkedText(text) for text in inputs.texts]
         translated = await translate_marked(call, steps, texts, record, glossary)
         return [
-            [TranslateOutput(index, rank.text, (), rank.sentences, None, ()) for rank in ranks]
+            [TranslateOutput(index, rank.text, (), rank.sentences, None, (), None) for rank in ranks]
             for index, ranks in enumerate(translated)
         ]
     model, parameters = steps[-1]
@@ -146,12 +148,59 @@ async def translate_documents(
         tags = list(document.tags)  # `write` can be called once
         return [
             TranslateOutput(
-                index, Markup(inputs.texts[index], markup).write(rank, language), _placed(tags, rank), (), None, ()
+                index,
+                Markup(inputs.texts[index], markup).write(rank, language),
+                _placed(tags, rank),
+                (),
+                None,
+                (),
+                None,
             )
             for rank in ranks
         ]
 
     return await call.tokenize(lambda: [write(*document) for document in enumerate(documents)], inputs.texts)
+
+
+async def covered(
+    call: Call,
+    steps: Sequence[TranslationStep],
+    inputs: Texts,
+    outputs: Sequence[list[TranslateOutput]],
+    record: "UsageRecord",
+) -> list[list[TranslateOutput]]:
+    """Return the best outputs with the coverage of their sentences, which are scored for it.
+
+    The sentences have what must not change in its place, which the model may not have read.
+    """
+    if len(steps) > 1:
+        message = "Two models translate one after the other, and only one can have {return_coverage}; leave it out."
+        raise ApiError("unsupported_parameter", message, field="return_coverage")
+    (model, parameters), best = steps[0], [ranks[0] for ranks in outputs]
+    reader = CoverageReader(call, model)
+    places = [(index, place) for index, output in enumerate(best) for place in output.sentences]
+    found: list[TextCoverage] = []
+    if places:
+        languages = choose_languages(model, parameters.source_language, parameters.target_language)
+        decoding = Decoding(call, model, NEUTRAL, languages, coverage=reader)
+        sources = [inputs.texts[index][start:end] for index, (start, end, _, _) in places]
+        targets = [best[index].text[first:last] for index, (_, _, first, last) in places]
+
+        def convert(number: int, result: Generated) -> TextCoverage:
+            request, (_, (start, _, first, _)) = decoding.requests[number], places[number]
+            target = without_forced(request, result.targets[0])
+            return reader.write(number, request, target, targets[number]).moved(start, first)
+
+        await decoding.read(Texts(tuple(sources)), Texts(tuple(targets)))
+        found, usage, timings = await decoding.run(convert)
+        record.add(usage, timings, ())
+    parts: list[list[TextCoverage]] = [[] for _ in best]
+    for (index, _), coverage in zip(places, found, strict=True):
+        parts[index].append(coverage)
+    return [
+        [replace(output, coverage=joined_coverage(own)), *ranks[1:]]
+        for output, own, ranks in zip(best, parts, outputs, strict=True)
+    ]
 
 
 def missing_library(error: ModuleNotFoundError, form: str, field: str) -> ApiError:

@@ -168,6 +168,7 @@ export class Translator {
       const ranges = output.sentences.map(([start, end, first, last]) => [[units[0][start], units[0][end]], [units[1][first], units[1][last]]]);
       this._show([text, output.text], ranges.map(one => ({ ranges: one, links: null })));
       this._status.textContent = "Translated.";
+      await this._markDoubts(signal);
     } catch (error) {
       if (signal.aborted) return;
       this._status.textContent = "";
@@ -190,6 +191,37 @@ export class Translator {
     this._readout.textContent = HINT;
     const [input] = texts;
     this._onChange(input.trim() ? toFragment({ ...DEFAULTS, a: side({ model: this._card.id, input, source: this._source, target: this._target }) }) : "#attention");
+  }
+
+  /** Mark the words that the translation omits and its doubtful words, with the reasons. */
+  async _markDoubts(signal) {
+    const sentences = this._sentences;
+    if (this._card.coverage?.threshold == null || !sentences.length) return;
+    const [inputs, targets] = [0, 1].map(index => sentences.map(({ ranges }) => this._texts[index].slice(...ranges[index])));
+    const body = { model: this._card.id, inputs, targets, return_coverage: true, ...this._pair };
+    let outputs;
+    try {
+      ({ outputs } = await request("/v1/score", body, signal));
+    } catch {
+      return; // the translation itself is complete
+    }
+    if (sentences !== this._sentences) return;
+    outputs.forEach(({ coverage }, number) => {
+      const omitted = coverage.source_words.filter(word => word.omitted).map(word => [word, "The translation seems to omit this word."]);
+      const doubtful = coverage.target_words.filter(word => word.doubtful)
+        .map(word => [word, `The model gave this word a probability of ${percent(Math.exp(word.logprob))}.`]);
+      for (const [index, text, marked] of [[0, inputs[number], omitted], [1, targets[number], doubtful]]) {
+        const units = unitsOf(text);
+        const first = sentences[number].ranges[index][0];
+        for (const [word, reason] of marked) {
+          const range = [first + units[word.start], first + units[word.end]];
+          for (const { node } of this._words[index].filter(one => overlap(range, one))) {
+            node.classList.add(index ? "doubtful" : "omitted");
+            node.title = reason;
+          }
+        }
+      }
+    });
   }
 
   // Attention
@@ -223,7 +255,7 @@ export class Translator {
       return `\u2068${one.node.textContent}\u2069 ${Math.round(100 * weight)} %`;
     });
     const none = index ? "no word of the text" : "no word of the translation";
-    this._readout.textContent = `\u2068${word.node.textContent}\u2069 ${index ? "←" : "→"} ${parts.join(", ") || none}`;
+    this._readout.textContent = `\u2068${word.node.textContent}\u2069 ${index ? "←" : "→"} ${parts.join(", ") || none}${word.node.title && `. ${word.node.title}`}`;
   }
 
   /** Return the links between the words of a sentence: their ranges in the texts, and the weight. */

@@ -64,6 +64,9 @@ class AlignBody(RequestBody):
             "`layer`, the heads of the model's `alignment`."
         ),
     ] = None
+    return_weights: Annotated[
+        bool, Field(description="Return the weights of the step between all words, not only the links.")
+    ] = False
     source_language: Language | None = None
     target_language: Language | None = None
     parameters: Annotated[
@@ -125,6 +128,10 @@ class AlignOutput:
     layer: Annotated[int, Field(description="Index of the layer of the cross-attention.")]
     head: Annotated[int | None, Field(description="Index of the head; null for the mean of several heads.")]
     heads: Annotated[list[int], Field(description="Indices of the heads whose mean weights were used.")]
+    weights: Annotated[
+        list[list[float]] | None,
+        Field(description="Weights of each target word to all source words; only with return_weights."),
+    ]
 
 
 @dataclass(frozen=True)
@@ -175,6 +182,7 @@ async def align_words(call: Call, body: AlignBody) -> AlignResult:
             layer,
             heads[0] if len(heads) == 1 else None,
             heads,
+            word_map.weights.tolist() if body.return_weights else None,
         )
 
     try:

@@ -10,6 +10,7 @@ from sightline.service.api.types import Inputs, ModelName, check_targets
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import RequestBody
 from sightline.service.engine.request import Generated
+from sightline.service.inference.coverage import CoverageReader, TextCoverage
 from sightline.service.inference.generate import Decoding, output_token, without_forced
 from sightline.service.inference.language_choice import choose_languages, generating_model
 from sightline.service.inference.results import DecoderOutputs, OutputTokens
@@ -26,6 +27,9 @@ class ScoreBody(RequestBody):
     source_language: Language | None = None
     target_language: Language | None = None
     hidden_source_tokens: HiddenSourceTokens = ()
+    return_coverage: Annotated[
+        bool, Field(description="Return which words of each input its target omits, and which of its own are doubtful.")
+    ] = False
 
     EXAMPLES = (
         {"inputs": "A dog runs.", "targets": "Ein Hund rennt."},
@@ -45,6 +49,7 @@ class ScoreOutput:
     index: Annotated[int, Field(description="Index of the input.")]
     score: Annotated[float, Field(description="Sum of the log-probabilities of all tokens, the end token included.")]
     tokens: Annotated[OutputTokens, Field(description="Tokens of the target, the end token last.")]
+    coverage: Annotated[TextCoverage | None, Field(description="Only with return_coverage.")]
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,17 @@ async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
         raise ApiError(error.code, message, field=error.field) from None
     languages = choose_languages(model, body.source_language, body.target_language)
     overrides = {"top_logprobs": body.top_logprobs, "hidden_source_tokens": body.hidden_source_tokens}
-    decoding = Decoding(call, model, NEUTRAL.model_copy(update=overrides), languages)
+    reader = CoverageReader(call, model) if body.return_coverage else None
+    decoding = Decoding(call, model, NEUTRAL.model_copy(update=overrides), languages, coverage=reader)
     await decoding.read(body.inputs, body.targets)
 
     def convert(index: int, result: Generated) -> ScoreOutput:
-        target = without_forced(decoding.requests[index], result.targets[0])
+        request, coverage = decoding.requests[index], None
+        target = without_forced(request, result.targets[0])
         tokens = [output_token(model.target_tokenizer, token) for token in target.tokens]
-        return ScoreOutput(index, sum([token.logprob for token in tokens]), tokens)
+        if reader:
+            coverage = reader.write(index, request, target, body.targets.texts[index])
+        return ScoreOutput(index, sum([token.logprob for token in tokens]), tokens, coverage)
 
     return ScoreResult(model.name, *await decoding.run(convert))
 

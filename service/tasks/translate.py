@@ -41,7 +41,10 @@ class TranslationBody(RequestBody):
     ] = None
     parameters: Annotated[
         GenerateParameters, Field(description="Generation parameters of each sentence, and the languages.")
-    ] = Field(default=NEUTRAL, json_schema_extra={"properties": ONE_TARGET})
+    ] = Field(
+        default=NEUTRAL,
+        json_schema_extra={"properties": {name: ONE_TARGET[name] for name in ONE_TARGET if name != "return_coverage"}},
+    )
 
     EXAMPLES = (
         {"inputs": "# News\n\nWrite to jane@example.com. {name} runs."},
@@ -73,7 +76,7 @@ async def translate(call: Call, body: TranslationBody) -> TranslateResult:
     Line breaks, lists, code, addresses, placeholders, numbers with units and the like come back as
     they were.
     """
-    check_one_sequence(body.parameters, "text")
+    check_one_sequence(body.parameters, "text", may_cover=True)
     requested = given_parameters(body.parameters)
     tags = None if body.markup is None else Tags(body.markup, splits_formats=body.split_tags)
     results, usage, timings = await translate_between(

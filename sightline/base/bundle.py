@@ -207,6 +207,32 @@ class Alignment(_Part):
     sentences: int  # number of source sentences that were translated for the choice
 
 
+MIN_COVERAGE_AUROC = 0.85  # of a head that marks words
+
+
+class Coverage(_Part):
+    """Cross-attention head that shows which source words a translation omits.
+
+    The coverage of a word is the largest weight that it gets in any decoder step. The head is
+    chosen at export, see `sightline.export.check.coverage`: words are inserted into sources of
+    which the model keeps its translation, which thus omits them.
+    """
+
+    layer: Annotated[int, Field(ge=0)]
+    head: Annotated[int, Field(ge=0)]
+    auroc: float  # probability that an inserted word has a smaller coverage than another word
+    insertions: int  # number of inserted words
+    # Words with a smaller coverage count as omitted. None: the AUROC is too low to mark words.
+    threshold: float | None = None
+    recall: float = 0.0  # share of the inserted words that count as omitted
+    # Share of the inserted words among those that count as omitted, in sources with an insertion.
+    # It is lower in ordinary translations if the model omits fewer words.
+    precision: float = 0.0
+    marked: float = 0.0  # share of the words of unchanged sources that count as omitted
+    # Words that often have no translation of their own, in lower case; they never count as omitted.
+    untranslated: tuple[str, ...] = ()
+
+
 # A language with any subtags, such as "en", "de-CH" or "zh-Hans", or a private tag: "x-elvish".
 LanguageCode = Annotated[str, Field(pattern=r"^([a-z]{2,3}(-[A-Za-z0-9]{1,8})*|x(-[A-Za-z0-9]{1,8})+)$")]
 PrefixIds = dict[LanguageCode, tuple[int, ...]]
@@ -495,6 +521,7 @@ class Manifest(_Part):
     states: tuple[State, ...]
     attention: tuple[AttentionMaps, ...]
     alignment: Alignment | None = None  # None: not chosen, or there is no cross-attention
+    coverage: Coverage | None = None  # None: not chosen, or there is no cross-attention
     labels: tuple[str, ...] = ()  # names in the order of the output with their scores
     # Output of the encoder graph: "classes" and "tokens" have log-probabilities, the others have
     # logits. See `Graph`.
@@ -585,17 +612,19 @@ class Manifest(_Part):
         return self
 
     @model_validator(mode="after")
-    def _check_alignment(self) -> "Manifest":
-        if self.alignment is None:
-            return self
+    def _check_chosen_heads(self) -> "Manifest":
         cross = self.cross_attention
-        if cross is None:
-            raise ValueError("alignment must be null if there is no attention of the kind 'cross'")
-        if self.alignment.layer >= cross.layers or max(self.alignment.heads) >= cross.heads:
-            raise ValueError(
-                f"alignment must name a layer below {cross.layers} and heads below {cross.heads}, "
-                f"got layer {self.alignment.layer} and heads {list(self.alignment.heads)}"
-            )
+        for name, chosen in (("alignment", self.alignment), ("coverage", self.coverage)):
+            if chosen is None:
+                continue
+            if cross is None:
+                raise ValueError(f"{name} must be null if there is no attention of the kind 'cross'")
+            heads = chosen.heads if isinstance(chosen, Alignment) else (chosen.head,)
+            if chosen.layer >= cross.layers or max(heads) >= cross.heads:
+                raise ValueError(
+                    f"{name} must name a layer below {cross.layers} and heads below {cross.heads}, "
+                    f"got layer {chosen.layer} and heads {list(heads)}"
+                )
         return self
 
     @property

@@ -15,6 +15,7 @@ from sightline.export.limits import out_of_memory
 from sightline.export.options import (
     AlignOptions,
     CheckpointOptions,
+    CoverageOptions,
     PackOptions,
     QuantizeOptions,
     ShortlistOptions,
@@ -26,6 +27,7 @@ OPTIONS: Mapping[str, type[Options]] = {
     "export": CheckpointOptions,
     "verify": VerifyOptions,
     "align": AlignOptions,
+    "coverage": CoverageOptions,
     "quantize": QuantizeOptions,
     "pack": PackOptions,
     "shortlist": ShortlistOptions,

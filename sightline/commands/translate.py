@@ -5,8 +5,9 @@ import hashlib
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from sightline.commands.output import OutputBusyError, OutputError, OutputFile, 
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.inference.call import Call
+from sightline.service.inference.coverage import TextCoverage
 from sightline.service.inference.generate import check_parameters
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel, Service
@@ -71,6 +73,9 @@ class TranslateOptions(Options):
     bundle: Annotated[Path | None, Shown("FOLDER")] = None
     """Bundle to use. Default: those of --bundles that translate between the languages of documents;
     for lines, the default model, or the only bundle that translates"""
+    report: Annotated[Path | None, Shown("FILE")] = None
+    """Table of the lines whose translation omits words or has doubtful ones: number of the line,
+    smallest coverage, and these words. For lines, and for models that show omissions"""
     beams: Annotated[int, Ge(1), Le(MAX_BEAMS)] = Field(1, description=f"Beams of each line, 1 to {MAX_BEAMS}.")
     split_sentences: bool | None = None
     """Translate the sentences of a line one by one, and keep the spacing, line breaks and blank
@@ -95,6 +100,8 @@ def run(parser: Parser, words: Sequence[str]) -> int:
     try:
         settings = make_settings({**texts, **NO_LIMITS})
         if options.to is not None:
+            if options.report is not None:
+                raise UsageError("--report is for the lines of a file; leave out --to")
             terms = {} if options.glossary is None else read_glossary(options.glossary)
             return translate_documents(
                 options.file, options.from_, options.to, out, options.bundle, options.beams, terms, settings
@@ -111,7 +118,11 @@ def run(parser: Parser, words: Sequence[str]) -> int:
         is_split = options.split_sentences
         if is_split is None:
             is_split = manifest.training_unit == "sentence"
-        parameters = GenerateParameters(num_beams=options.beams, split_sentences=is_split)
+        report = None if options.report is None else Report(options.report)
+        parameters = GenerateParameters(
+            num_beams=options.beams, split_sentences=is_split, return_coverage=report is not None
+        )
+        translate = partial(translate_into, report=report)
         inputs = {
             "source": source.sha256,
             "model": manifest.digest,
@@ -120,9 +131,9 @@ def run(parser: Parser, words: Sequence[str]) -> int:
         }
         if out is not None and out.exists() and not out.is_file():
             with out.open("wb") as stream:
-                return translate_into(StreamOutput(stream), source, folder, manifest, settings, parameters)
+                return translate(StreamOutput(stream), source, folder, manifest, settings, parameters)
         if out is None:
-            return translate_into(StreamOutput(sys.stdout.buffer), source, folder, manifest, settings, parameters)
+            return translate(StreamOutput(sys.stdout.buffer), source, folder, manifest, settings, parameters)
         with OutputFile(out, inputs) as output:
             if output.num_done > len(source.lines):
                 raise OutputError(
@@ -131,7 +142,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
                 )
             if output.num_done:
                 print(f"continuing {out} after line {output.num_done}", file=sys.stderr)
-            code = translate_into(output, source, folder, manifest, settings, parameters)
+            code = translate(output, source, folder, manifest, settings, parameters)
             if code == 0:
                 output.finish()
             elif code == EXIT_INTERRUPTED:
@@ -146,6 +157,25 @@ def run(parser: Parser, words: Sequence[str]) -> int:
         raise
     except OSError as error:
         return fail(f"{error.filename or out or 'standard output'}: {error.strerror}", exit_status(error))
+
+
+class Report:
+    """Table of the lines with omitted or doubtful words."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found: dict[int, TextCoverage] = {}
+
+    def add(self, number: int, coverage: TextCoverage | None) -> None:
+        if coverage is not None and (coverage.omitted or coverage.doubtful):
+            self._found[number] = coverage
+
+    def write(self) -> None:
+        rows = ["line\tcoverage\tomitted\tdoubtful"]
+        for number, coverage in sorted(self._found.items()):
+            words = [" ".join(word.text for word in words) for words in (coverage.omitted, coverage.doubtful)]
+            rows.append("\t".join([str(number), f"{coverage.coverage:.2f}", *words]))
+        self._path.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def translates(bundle: Manifest) -> bool:
@@ -207,6 +237,7 @@ def translate_into(
     parameters: GenerateParameters,
     *,
     skips_long: bool = False,
+    report: Report | None = None,
 ) -> int:
     """Translate the lines that the output does not have yet, and return the exit code.
 
@@ -227,7 +258,8 @@ def translate_into(
         service.worker.start()
         try:
             with tqdm(total=len(source.lines), initial=output.num_done, unit="line", disable=None) as bar:
-                async for lines in translated(service, model, source.lines[output.num_done :], parameters, skips_long):
+                lines_left = enumerate(source.lines[output.num_done :], output.num_done + 1)
+                async for lines in translated(service, model, lines_left, parameters, skips_long, report):
                     output.write(lines)
                     bar.update(len(lines))
         finally:
@@ -236,6 +268,8 @@ def translate_into(
     started = time.monotonic()
     try:
         asyncio.run(drive())
+        if report is not None:
+            report.write()
     except ApiError as error:
         raise LineError(f"line {output.num_done + 1} of {source.name}: {error.message({})}") from None
     except KeyboardInterrupt:
@@ -269,19 +303,24 @@ def check_lengths(source: Source, model: ServedModel, first: int, parameters: Ge
 
 
 async def translated(
-    service: Service, model: ServedModel, lines: Sequence[str], parameters: GenerateParameters, skips_long: bool
+    service: Service,
+    model: ServedModel,
+    lines: Iterator[tuple[int, str]],
+    parameters: GenerateParameters,
+    skips_long: bool,
+    report: Report | None,
 ) -> AsyncIterator[list[str]]:
     """Yield the translations in order, in groups of those that are ready.
 
     Many lines are in progress at once, so that the engine decodes them in one batch. Raises
     `ApiError` if a line failed.
     """
-    waiting = iter(lines)
     running: deque[asyncio.Task[str]] = deque()
     try:
         while True:
-            while len(running) < LINES_PER_ROW * model.max_rows and (line := next(waiting, None)) is not None:
-                running.append(asyncio.create_task(translate_line(service, model, line, parameters, skips_long)))
+            while len(running) < LINES_PER_ROW * model.max_rows and (line := next(lines, None)) is not None:
+                work = translate_line(service, model, *line, parameters, skips_long, report)
+                running.append(asyncio.create_task(work))
             if not running:
                 return
             await asyncio.wait([running[0]])
@@ -302,7 +341,13 @@ async def translated(
 
 
 async def translate_line(
-    service: Service, model: ServedModel, line: str, parameters: GenerateParameters, skips_long: bool
+    service: Service,
+    model: ServedModel,
+    number: int,
+    line: str,
+    parameters: GenerateParameters,
+    skips_long: bool,
+    report: Report | None,
 ) -> str:
     """Translate a line. With `split_sentences`, all whitespace around and between its sentences is
     kept; otherwise a blank line yields an empty one. Raises `ApiError`.
@@ -319,6 +364,8 @@ async def translate_line(
         raise
     finally:
         call.close()
+    if report is not None:
+        report.add(number, result.outputs[0].coverage)
     # A line must stay one line. Models of single lines do not generate line breaks.
     text = result.outputs[0].text.replace("\n", " ")
     return text if is_split else text.replace("\r", " ")

@@ -165,6 +165,6 @@ def test_lazy_models_are_drawn_too(drawn: Draw, monkeypatch: pytest.MonkeyPatch)
 def test_a_model_without_attention_is_an_error(drawn: Draw, bundle: Path, tmp_path: Path) -> None:
     only = tmp_path / "toy"
     shutil.copytree(bundle, only)
-    write_manifest(only, read_manifest(only).model_copy(update={"attention": (), "alignment": None}))
+    write_manifest(only, read_manifest(only).model_copy(update={"attention": (), "alignment": None, "coverage": None}))
     code, _, errors, _ = drawn("--bundle", str(only))
     assert code == 2 and errors.startswith(f"error: {only} has no attention maps; its tasks are ")

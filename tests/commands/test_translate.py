@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from sightline.__main__ import main
-from sightline.base.bundle import BundleError
+from sightline.base.bundle import BundleError, Coverage
 from sightline.base.bundle_files import read_manifest, write_manifest
 from sightline.commands import documents, translate
 from sightline.commands.output import OutputFile
@@ -57,6 +57,25 @@ def test_each_line_is_translated_and_blank_lines_stay_blank(translated: Translat
     assert lines[3] == LINES[3]
     for index in (0, 2, 4):  # alone it gives the same
         assert translated([LINES[index]]) == (0, f"{lines[index]}\n", "")
+
+
+def test_a_report_has_the_lines_with_omitted_or_doubtful_words(
+    translated: Translate, bundle: Path, tmp_path: Path
+) -> None:
+    copied, report = tmp_path / "copied", tmp_path / "report.tsv"
+    shutil.copytree(bundle, copied)
+    coverage = Coverage(layer=0, head=0, auroc=0.9, insertions=1, threshold=2.0)
+    for chosen in (coverage, None):
+        write_manifest(copied, read_manifest(copied).model_copy(update={"coverage": chosen}))
+        if chosen is not None:
+            assert translated(LINES, "--report", str(report), folder=copied) == translated(folder=copied)
+    head, *rows = [line.split("\t") for line in report.read_text(encoding="utf-8").splitlines()]
+    assert head == ["line", "coverage", "omitted", "doubtful"]
+    assert [row[0] for row in rows] == ["1", "3", "5"] and rows[0][2] == "A man sleeps"
+    code, _, errors = translated(LINES, "--report", str(report), folder=copied)
+    assert code and "return_coverage is not supported by" in errors and "`sightline coverage`" in errors
+    code, _, errors = translated(LINES, "--report", str(report), "--to", "de", folder=copied)
+    assert code and errors == "error: --report is for the lines of a file; leave out --to\n"
 
 
 def test_the_last_line_needs_no_end_and_a_mark_of_byte_order_does_not_count(translated: Translate) -> None:
@@ -153,7 +172,7 @@ def kill_after(translated: Translate, out: Path, num_lines: int, torn: bytes = b
     out.unlink()
     with pytest.MonkeyPatch.context() as patch:
 
-        def die(*_: object) -> None:
+        def die(*_: object, **__: object) -> None:
             raise SystemExit
 
         patch.setattr(translate, "translate_into", die)

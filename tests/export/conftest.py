@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 
 from sightline.base.bundle_files import read_bundle
 from sightline.export import pipeline
-from sightline.export.check import alignment
+from sightline.export.check import alignment, coverage
 from sightline.export.check.sessions import Sessions, open_sessions
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_model
@@ -62,3 +62,4 @@ def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
 def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose the heads that align words by few sentences, which takes a tenth of the time."""
     monkeypatch.setattr(alignment, "MAX_SENTENCES", 2)
+    monkeypatch.setattr(coverage, "MAX_SENTENCES", 2)

@@ -17,11 +17,12 @@ from sightline.export.check.alignment import (
     MAX_SENTENCES,
     SENTENCES,
     AlignedSentence,
-    _Aligner,
+    Translator,
     agreement,
+    align_sentence,
     best_heads,
     choose_alignment,
-    record_alignment,
+    record_heads,
     sentences_of,
 )
 from sightline.export.check.sessions import onnx_steps, open_sessions, read_sources, run_step
@@ -89,7 +90,7 @@ def test_a_guided_head_is_kept_and_measured() -> None:
 
 def test_the_command_keeps_a_guided_head(copied: Path) -> None:
     guided = Alignment(layer=0, heads=(3,), criterion="guided", agreement=0.0, baseline=0.0, sentences=1)
-    record_alignment(copied, guided)
+    record_heads(copied, alignment=guided)
     assert main(["align", str(copied)]) == 0
     found = read_manifest(copied).alignment
     assert found is not None and (found.layer, found.heads, found.criterion) == (0, (3,), "guided")
@@ -132,7 +133,7 @@ def slow_links(folder: Path, sentence: str) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_links_equal_those_of_one_pass_for_each_source(bundle: Path, toy_sentences: list[str], number: int) -> None:
-    aligned = _Aligner(open_sessions(bundle, read_manifest(bundle)), bundle).align(toy_sentences[number])
+    aligned = align_sentence(Translator(open_sessions(bundle, read_manifest(bundle)), bundle), toy_sentences[number])
     assert aligned is not None
     _, expected = slow_links(bundle, toy_sentences[number])
     assert aligned.links.tolist() == expected
@@ -146,15 +147,15 @@ def test_a_source_has_the_tokens_of_the_default_languages(bundle: Path, monkeypa
     tokens: dict[str, Any] = {"source_prefix": {"en": (5,)}, "source_suffix": {"en": (6, 7)}}
     languages = Languages(sources=("en",), targets=("de",), source_prefix_of_target={"de": (4,)}, **tokens)
     manifest = read_manifest(bundle).model_copy(update={"languages": languages})
-    aligner = _Aligner(open_sessions(bundle, manifest), bundle)
-    translate, sources = aligner._translate, list[Sequence[int]]()
+    translator = Translator(open_sessions(bundle, manifest), bundle)
+    translate, sources = translator.translate, list[Sequence[int]]()
 
-    def record(ids: Sequence[Sequence[int]], max_new_tokens: int) -> Any:
+    def record(ids: Sequence[Sequence[int]], max_new_tokens: int, num_maps: int) -> Any:
         sources.extend(ids)
-        return translate(ids, max_new_tokens)
+        return translate(ids, max_new_tokens, num_maps)
 
-    monkeypatch.setattr(aligner, "_translate", record)
-    aligned = aligner.align("A man sleeps.")
+    monkeypatch.setattr(translator, "translate", record)
+    aligned = align_sentence(translator, "A man sleeps.")
     assert {(*ids[:2], *ids[-2:]) for ids in sources} == {(4, 5, 6, 7)}
     assert aligned is not None and aligned.maps["writes"].shape[-1] == len(word_spans("A man sleeps."))
 
@@ -190,15 +191,15 @@ def slow_maps(folder: Path, sentence: str, step: str) -> NDArray[np.float64]:
 def test_maps_of_each_step_equal_those_of_one_run_for_each_token(
     bundle: Path, toy_sentences: list[str], step: AlignmentStep
 ) -> None:
-    aligned = _Aligner(open_sessions(bundle, read_manifest(bundle)), bundle).align(toy_sentences[0])
+    aligned = align_sentence(Translator(open_sessions(bundle, read_manifest(bundle)), bundle), toy_sentences[0])
     assert aligned is not None
     np.testing.assert_allclose(aligned.maps[step], slow_maps(bundle, toy_sentences[0], step), atol=1e-5)
 
 
 def test_the_shipped_model_links_words_that_translate_each_other() -> None:
     manifest = read_manifest(SHIPPED)
-    aligner = _Aligner(open_sessions(SHIPPED, manifest), SHIPPED)
-    aligned = aligner.align("Two girls are playing.")  # Zwei Mädchen spielen.
+    translator = Translator(open_sessions(SHIPPED, manifest), SHIPPED)
+    aligned = align_sentence(translator, "Two girls are playing.")  # Zwei Mädchen spielen.
     assert aligned is not None
     assert aligned.links[:3].tolist() == [0, 1, 3]
     step, layer, heads = manifest.alignment_heads
@@ -209,8 +210,8 @@ def test_the_shipped_model_links_words_that_translate_each_other() -> None:
 def test_maps_shifted_by_one_row_agree_less(sentences: list[str]) -> None:
     """The rows must be those of the step in the manifest, not of the step before or after it."""
     manifest = read_manifest(SHIPPED)
-    aligner = _Aligner(open_sessions(SHIPPED, manifest), SHIPPED)
-    found = [one for text in sentences[:10] if (one := aligner.align(text)) is not None]
+    translator = Translator(open_sessions(SHIPPED, manifest), SHIPPED)
+    found = [one for text in sentences[:10] if (one := align_sentence(translator, text)) is not None]
     step, layer, heads = manifest.alignment_heads
     own = agreement(found, step, layer, heads)
     for shift in (-1, 1):
@@ -229,8 +230,8 @@ def test_the_manifests_of_shipped_bundles_have_the_alignment_that_the_command_fi
         assert alignment.agreement >= alignment.baseline
     # The head of few sentences is that of many, or agrees almost as often.
     manifest = manifests[SHIPPED]
-    aligner = _Aligner(open_sessions(SHIPPED, manifest), SHIPPED)
-    found = [one for text in sentences[:10] if (one := aligner.align(text)) is not None]
+    translator = Translator(open_sessions(SHIPPED, manifest), SHIPPED)
+    found = [one for text in sentences[:10] if (one := align_sentence(translator, text)) is not None]
     assert agreement(found, *manifest.alignment_heads) >= best_heads(found).agreement - 0.1
 
 
@@ -263,7 +264,9 @@ def test_sentences_of_one_word_or_beyond_the_limits_are_skipped(bundle: Path) ->
 def test_a_model_without_cross_attention_has_no_alignment(bundle: Path) -> None:
     manifest = read_manifest(bundle)
     kept = tuple(one for one in manifest.attention if one.kind != "cross")
-    sessions = open_sessions(bundle, manifest.model_copy(update={"attention": kept, "alignment": None}))
+    sessions = open_sessions(
+        bundle, manifest.model_copy(update={"attention": kept, "alignment": None, "coverage": None})
+    )
     assert choose_alignment(sessions, bundle) is None
 
 
@@ -290,7 +293,7 @@ def test_the_command_changes_only_the_alignment_of_a_manifest(copied: Path, caps
 def test_a_bundle_that_cannot_align_is_an_error(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = read_manifest(copied)
     kept = tuple(one for one in manifest.attention if one.kind != "cross")
-    write_manifest(copied, manifest.model_copy(update={"attention": kept, "alignment": None}))
+    write_manifest(copied, manifest.model_copy(update={"attention": kept, "alignment": None, "coverage": None}))
     assert main(["align", str(copied)]) == 1
     assert capsys.readouterr().err == (
         f"error: {copied} cannot align words: it has no cross-attention, or no sentence has two words and fits its "
@@ -323,7 +326,7 @@ def test_an_existing_record_is_replaced(copied: Path) -> None:
         step="reads", layer=1, heads=(0, 2), criterion="test", agreement=0.5, baseline=0.25, sentences=7
     )
     for one in (alignment, alignment.model_copy(update={"layer": 0})):
-        record_alignment(copied, one)
+        record_heads(copied, alignment=one)
         assert read_manifest(copied).alignment == one
     document = json.loads((copied / "manifest.json").read_text(encoding="utf-8"))
     names = list(document)

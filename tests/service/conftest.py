@@ -18,7 +18,7 @@ import pytest
 from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from sightline.base.bundle import Alignment, AlignmentStep, LabelKind, Languages, Manifest
+from sightline.base.bundle import Alignment, AlignmentStep, Coverage, LabelKind, Languages, Manifest
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api.endpoint import Endpoint
 from sightline.service.app import create_app
@@ -314,6 +314,12 @@ def start(make_backend: MakeBackend) -> Start:
             yield running
 
     return run
+
+
+def with_coverage(backend: FakeBackend, coverage: Coverage | None) -> FakeBackend:
+    """Return the backend with another head that shows omitted words."""
+    backend.manifests = (backend.manifests[0].model_copy(update={"coverage": coverage}),)
+    return backend
 
 
 def with_alignment(backend: FakeBackend, step: AlignmentStep) -> FakeBackend:

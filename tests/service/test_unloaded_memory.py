@@ -87,6 +87,7 @@ def write_large_bundle(toy: Path, folder: Path, layers: int = 1) -> Manifest:
         "states": (),
         "attention": (),
         "alignment": None,
+        "coverage": None,
         "languages": None,
         "training_unit": "text",
         "target_tokenizer": manifest.source_tokenizer,

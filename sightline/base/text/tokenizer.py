@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -50,8 +50,7 @@ MAX_CHARACTERS_PER_TOKEN = 128
 FIRST = "a"  # a token before another one, to find the text that the other adds
 
 
-@dataclass(frozen=True)
-class TokenSpan:
+class TokenSpan(NamedTuple):
     """A token and its character range in the input; `end` is exclusive."""
 
     id: int

@@ -5,8 +5,10 @@ in the service.
 """
 
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +35,10 @@ SCRIPTS_WITHOUT_SPACES = (
 )
 
 
-@dataclass(frozen=True)
-class Word:
+FIRST_WITHOUT_SPACES = chr(SCRIPTS_WITHOUT_SPACES[0][0])
+
+
+class Word(NamedTuple):
     """A word of a text."""
 
     text: str
@@ -55,6 +59,9 @@ def word_spans(text: str) -> list[Span]:
     spans: list[Span] = []
     continues = False  # True if a letter or digit continues the last word
     for index, character in enumerate(text):
+        if continues and character.isalnum() and character < FIRST_WITHOUT_SPACES:  # most characters
+            spans[-1] = spans[-1][0], index + 1
+            continue
         if character.isspace():
             continues = False
             continue
@@ -66,6 +73,11 @@ def word_spans(text: str) -> list[Span]:
             spans.append((index, index + 1))
             continues = not is_word
     return spans
+
+
+def is_name(word: str) -> bool:
+    """Return True if a word has a letter or a digit, so that it is no punctuation mark."""
+    return any(map(str.isalnum, word))
 
 
 def _is_inside(text: str, index: int) -> bool:
@@ -83,7 +95,7 @@ def _is_letter(character: str) -> bool:
 
 def _is_of_script_without_spaces(character: str) -> bool:
     code = ord(character)
-    return code >= 0x0E00 and any(first <= code <= last for first, last in SCRIPTS_WITHOUT_SPACES)
+    return character >= FIRST_WITHOUT_SPACES and any(first <= code <= last for first, last in SCRIPTS_WITHOUT_SPACES)
 
 
 def _combines(text: str, index: int, last: Span) -> bool:
@@ -101,10 +113,9 @@ def words_of(text: str, spans: Sequence[Span | None]) -> list[Word]:
     share a character have it in both spans.
     """
     parts = word_spans(text)
-    part_at: dict[int, int] = {}  # index in `parts` by character
-    for part, (start, end) in enumerate(parts):
-        part_at |= dict.fromkeys(range(start, end), part)
-    covered = [_covered_parts(part_at, span) for span in spans]
+    starts, ends = [start for start, _ in parts], [end for _, end in parts]
+    # The parts of which each token covers characters.
+    covered = [range(0) if span is None else _overlapping(starts, ends, *span) for span in spans]
     joined = {part for token_parts in covered for part in token_parts[1:]}  # parts of the same word as the part before
     word_at: list[int] = []  # index of the first part of the word, by part
     for part in range(len(parts)):
@@ -126,9 +137,9 @@ def words_of(text: str, spans: Sequence[Span | None]) -> list[Word]:
     ]
 
 
-def _covered_parts(part_at: dict[int, int], span: Span | None) -> list[int]:
-    """Return the parts of a text of which a token covers characters, in order."""
-    return [] if span is None else sorted({part_at[index] for index in range(*span) if index in part_at})
+def _overlapping(starts: Sequence[int], ends: Sequence[int], start: int, end: int) -> range:
+    """Return the indices of the ranges that share characters with a range."""
+    return range(bisect_right(ends, start), bisect_left(starts, end)) if start < end else range(0)
 
 
 def rows_that_read(maps: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -138,6 +149,19 @@ def rows_that_read(maps: NDArray[np.float32]) -> NDArray[np.float32]:
     that writes token t. No step reads the last token, and its weights are 0.
     """
     return np.concatenate([maps[..., 1:, :], np.zeros_like(maps[..., :1, :])], axis=-2)
+
+
+def coverage_of(maps: NDArray[np.float32], words: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    """Return the coverage (..., words) of source words from maps (..., T, S) of tokens.
+
+    It is the largest weight that a word gets in any step, as the sum over its tokens. A word
+    without a translation has a small one.
+    """
+    tokens = np.fromiter(chain.from_iterable(words), np.intp)
+    membership = np.zeros((maps.shape[-1], len(words)), np.float32)
+    membership[tokens, np.repeat(np.arange(len(words)), np.fromiter(map(len, words), np.intp))] = 1
+    coverage: NDArray[np.float32] = (maps @ membership).max(axis=-2, initial=0)
+    return coverage
 
 
 def merge_weights(

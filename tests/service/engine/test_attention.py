@@ -232,7 +232,7 @@ def test_requests_with_and_without_rows_of_the_prompt_share_no_prefill() -> None
 def test_only_the_selected_layers_and_heads_of_a_decoder_map_are_returned() -> None:
     for has_rows in (True, False):
         whole = GenerateRequest("r", SOURCES[1], 1e12, attention=DECODER, prompt_rows=has_rows)
-        some = replace(whole, decoder_part=MapPart(layers=(2, 0), heads=(1,)))
+        some = replace(whole, map_parts={"decoder": MapPart(layers=(2, 0), heads=(1,))})
         expected, given = run([whole, some], manifest=decoder_only())
         np.testing.assert_array_equal(given.attention["decoder"], expected.attention["decoder"][[2, 0]][:, [1]])
 

@@ -1,0 +1,177 @@
+"""Coverage of source words by a translation, and support of its target words."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sightline.base.bundle import MIN_COVERAGE_AUROC, Manifest
+from sightline.base.text.words import Word, coverage_of, is_name, words_of
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
+from sightline.service.engine.request import GenerateRequest, MapPart, Target
+from sightline.service.inference.call import AnyInputs, Call, Ids
+from sightline.service.inference.maps import read_source, within
+from sightline.service.inference.results import FLOAT_BYTES
+from sightline.service.inference.service import ServedModel
+
+DOUBTFUL_LOGPROB = math.log(0.1)  # of all tokens of a target word
+BYTES_PER_WORD = 600  # memory of a word of a response
+
+
+@dataclass(slots=True)
+class CoveredWord:
+    """A source word."""
+
+    text: Annotated[str, Field(description="Text of the word.")]
+    start: Annotated[int, Field(description="Index of its first character in the input.")]
+    end: Annotated[int, Field(description="Index after its last character in the input.")]
+    coverage: Annotated[
+        float, Field(description="Largest attention weight that the word gets in any decoder step, 0 to 1.")
+    ]
+    omitted: Annotated[
+        bool,
+        Field(
+            description="True if the coverage is below the threshold of the model, and the word is neither a "
+            "punctuation mark nor one that often has no translation of its own."
+        ),
+    ]
+
+
+@dataclass(slots=True)
+class SupportedWord:
+    """A target word."""
+
+    text: Annotated[str, Field(description="Text of the word.")]
+    start: Annotated[int, Field(description="Index of its first character in `text`.")]
+    end: Annotated[int, Field(description="Index after its last character in `text`.")]
+    logprob: Annotated[float, Field(description="Sum of the log-probabilities of its tokens.")]
+    doubtful: Annotated[bool, Field(description="True if its probability is below 0.1.")]
+
+
+@dataclass(frozen=True)
+class TextCoverage:
+    """The coverage of an input by its translation."""
+
+    coverage: Annotated[
+        float, Field(description="Smallest coverage of a word that can be omitted; 1 if there is none.")
+    ]
+    source_words: Annotated[Sequence[CoveredWord], Field(description="Words of the input, in order.")]
+    target_words: Annotated[Sequence[SupportedWord], Field(description="Words of the text, in order.")]
+
+    @property
+    def omitted(self) -> list[CoveredWord]:
+        return [word for word in self.source_words if word.omitted]
+
+    @property
+    def doubtful(self) -> list[SupportedWord]:
+        return [word for word in self.target_words if word.doubtful]
+
+    def moved(self, source: int, target: int) -> "TextCoverage":
+        """Return the coverage with ranges in longer texts, where its own texts start there."""
+        sources = [replace(word, start=word.start + source, end=word.end + source) for word in self.source_words]
+        targets = [replace(word, start=word.start + target, end=word.end + target) for word in self.target_words]
+        return TextCoverage(self.coverage, sources, targets)
+
+
+RepairMethod = Literal["none", "beams", "continuation", "split"]
+
+
+@dataclass(frozen=True)
+class Repair:
+    """The repair of an output that omitted words."""
+
+    method: Annotated[
+        RepairMethod,
+        Field(
+            description="Origin of the text: a beam search, a continuation of the first text, a translation of each "
+            "sentence, or none, if nothing better was found."
+        ),
+    ]
+    text: Annotated[str, Field(description="The first text.")]
+    num_omitted: Annotated[int, Field(description="Number of words that it omits.")]
+
+
+def joined_coverage(parts: Sequence[TextCoverage]) -> TextCoverage:
+    """Return the coverage of a text from those of its sentences, whose ranges are in the text."""
+    return TextCoverage(
+        min([part.coverage for part in parts], default=1.0),
+        [word for part in parts for word in part.source_words],
+        [word for part in parts for word in part.target_words],
+    )
+
+
+class CoverageReader:
+    """Computes the coverage of the outputs of one call, from the recorded weights of one head."""
+
+    def __init__(self, call: Call, model: ServedModel) -> None:
+        """Find the head of a model. Raises `ApiError` if it has none that shows omissions."""
+        chosen = model.manifest.coverage
+        if chosen is None or chosen.threshold is None:
+            message = f"{{return_coverage}} is not supported by {model.name}: {_reason_against(model.manifest)}."
+            raise ApiError("unsupported_parameter", message, field="return_coverage")
+        self._model, self._threshold = model, chosen.threshold
+        self._count = call.service.metrics.for_model(model.name).on_coverage
+        self._layer, self._head, self._untranslated = chosen.layer, chosen.head, frozenset(chosen.untranslated)
+        self.parts = {"cross": MapPart((chosen.layer,), (chosen.head,))}
+        self._sources: Sequence[Sequence[Word]] = ()  # words of each input
+
+    async def read_words(
+        self, call: Call, inputs: AnyInputs, sources: Sequence[Ids], num_added: tuple[int, int]
+    ) -> None:
+        """Find the words of the sources, see `MapWriter.read_offsets`."""
+        assert isinstance(inputs, Texts), "models that translate read texts"
+        tokenizer = self._model.source_tokenizer
+        call.response_memory.reserve(BYTES_PER_WORD * sum(map(len, sources)))
+
+        def run() -> list[Sequence[Word]]:
+            pairs = zip(inputs.texts, sources, strict=True)
+            return [read_source(tokenizer, source, num_added, text, True).words for text, source in pairs]
+
+        self._sources = await call.tokenize(run, inputs.texts)
+
+    def bytes_per_token(self, sources: Sequence[Ids]) -> int:
+        """Return the memory of a target token: its weights, and its word in the response."""
+        return BYTES_PER_WORD + FLOAT_BYTES * max(map(len, sources), default=0)
+
+    def write(self, index: int, request: GenerateRequest, target: Target, text: str) -> TextCoverage:
+        """Return the coverage by one target, which has no forced tokens of the language.
+
+        The text is that of the target, or the one that was given for it.
+        """
+        maps, words = target.attention["cross"], self._sources[index]
+        weights = maps[0, 0] if "cross" in request.map_parts else maps[self._layer, self._head]
+        values = coverage_of(weights, [word.tokens for word in words]).tolist()
+        sources = []
+        smallest = 1.0
+        for word, value in zip(words, values, strict=True):
+            is_judged = is_name(word.text) and word.text.lower() not in self._untranslated
+            if is_judged and value < smallest:
+                smallest = value
+            sources.append(CoveredWord(word.text, word.start, word.end, value, is_judged and value < self._threshold))
+        self._count(has_omissions=smallest < self._threshold)
+        return TextCoverage(smallest, sources, list(self._supported(target, text)))
+
+    def _supported(self, target: Target, text: str) -> Iterator[SupportedWord]:
+        tokens, tokenizer = target.tokens, self._model.target_tokenizer
+        if target.finish_reason == "forced":
+            offsets = tokenizer.offsets(text, len(tokens))
+        else:
+            offsets = tokenizer.decoded_offsets([token.id for token in tokens])
+        for word in words_of(text, [within(span, len(text)) for span in offsets]):
+            logprob = sum([tokens[token].logprob for token in word.tokens])
+            yield SupportedWord(word.text, word.start, word.end, logprob, logprob < DOUBTFUL_LOGPROB)
+
+
+def _reason_against(manifest: Manifest) -> str:
+    """Return the reason why a model cannot show omissions."""
+    if manifest.cross_attention is None:
+        return "it has no cross-attention"
+    if manifest.coverage is None:
+        return "no head was chosen for it; its operator can run `sightline coverage` on its bundle"
+    return (
+        f"its best head tells omitted words from others with an AUROC of {manifest.coverage.auroc:.2f}, and "
+        f"{MIN_COVERAGE_AUROC} is needed"
+    )

@@ -1,0 +1,112 @@
+"""Repair of outputs that omit words of their input.
+
+Each kind of omission has a remedy: several sentences in one input are translated one by one; a text
+that ends too early is continued; all else is translated again with beam search, whose hypotheses
+omit different words. Outputs without an omission stay as they are.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sightline.base.bundle import MAX_BEAMS
+from sightline.base.text.sentences import split_sentences
+from sightline.base.text.words import is_name
+from sightline.service.body_fields import Texts
+from sightline.service.inference.coverage import Repair, RepairMethod
+from sightline.service.inference.generate import Decoding, GenerateOutput, GenerateResult, begin, finish
+from sightline.service.parameters import GenerateParameters
+
+OMISSION_COST = 0.4  # of one word, in the mean log-probability of a token
+MIN_TAIL = 2  # omitted words at the end of an input, from which on its text is continued
+Generate = Callable[[Texts, GenerateParameters], Awaitable[GenerateResult]]
+
+
+async def repaired(
+    decoding: Decoding, texts: Sequence[str], result: GenerateResult, generate: Generate
+) -> GenerateResult:
+    """Return the result with better outputs in place of those that omit words.
+
+    `texts` are those that the decoding has read, each of which has one output. `generate` is for
+    texts that are split into sentences. Of several outputs of a text, that with the best mean
+    log-probability, less a cost for each omitted word, is returned.
+    """
+    call, parameters = decoding.call, decoding.parameters
+    candidates: dict[int, list[tuple[RepairMethod, GenerateOutput]]] = {
+        output.index: [("none", output)]
+        for output in result.outputs
+        if output.coverage is not None and output.coverage.omitted
+    }
+    split = [index for index in candidates if _has_sentences(texts[index], decoding.languages.source)]
+    whole = [index for index in candidates if index not in split]
+    ended = [index for index in whole if _beginning(result.outputs[index])]
+    results, num_beams = [result], min(MAX_BEAMS, decoding.model.max_rows)
+
+    async def add(method: RepairMethod, indices: Sequence[int], **changes: Any) -> None:
+        changed = parameters.model_copy(update=changes)
+        inputs = Texts(tuple(texts[index] for index in indices))
+        if method == "split":
+            found = await generate(inputs, changed)
+        else:
+            again = begin(call, decoding.model, changed)
+            await again.read(inputs)
+            found = await finish(again)
+        results.append(found)
+        for output in found.outputs:
+            candidates[indices[output.index]].append((method, replace(output, rank=0, index=indices[output.index])))
+
+    if split:
+        await add("split", split, split_sentences=True)
+    if whole and num_beams > 1:
+        await add("beams", whole, num_beams=num_beams, num_return_sequences=num_beams)
+    if ended:
+        prefixes = Texts(tuple(_beginning(result.outputs[index]) for index in ended))
+        await add("continuation", ended, target_prefix=prefixes, min_new_tokens=MIN_TAIL, split_sentences=None)
+    call.parameters = parameters
+    if len(results) == 1:
+        return result
+    outputs = [_chosen(candidates[output.index]) if output.index in candidates else output for output in result.outputs]
+    usages = [found.usage for found in results]
+    usage = replace(
+        result.usage,
+        input_tokens=sum(one.input_tokens for one in usages),
+        output_tokens=sum(one.output_tokens for one in usages),
+    )
+    timings = replace(
+        call.timings([]),
+        **{name: sum(getattr(one.timings_ms, name) for one in results) for name in ("queue", "encode", "decode")},
+    )
+    reasons = [output.finish_reason for output in outputs]
+    call.record_usage(decoding.model, timings, usage.input_tokens, usage.output_tokens, reasons)
+    return replace(result, outputs=outputs, usage=usage, timings_ms=timings)
+
+
+def _chosen(candidates: Sequence[tuple[RepairMethod, GenerateOutput]]) -> GenerateOutput:
+    """Return the best output of a text, the first of which has omissions."""
+    (_, first), *others = candidates
+    assert first.coverage is not None
+    method, best = next(
+        (one for one in others if one[0] == "split"), max(candidates, key=lambda candidate: _value(candidate[1]))
+    )
+    return replace(best, repair=Repair(method, first.text, len(first.coverage.omitted)))
+
+
+def _value(output: GenerateOutput) -> float:
+    assert output.coverage is not None
+    mean = sum([token.logprob for token in output.tokens]) / max(1, len(output.tokens))
+    return mean - OMISSION_COST * len(output.coverage.omitted)
+
+
+def _has_sentences(text: str, language: str) -> bool:
+    return split_sentences(text, language, max_sentences=1) is None
+
+
+def _beginning(output: GenerateOutput) -> str:
+    """Return a text without its final mark if it ends too early, else an empty one."""
+    assert output.coverage is not None
+    words = [word for word in output.coverage.source_words if is_name(word.text)]
+    tail = words[len(words) - MIN_TAIL :]
+    if output.finish_reason != "eos" or not all(word.omitted for word in tail):
+        return ""
+    end = next((word.end for word in reversed(output.coverage.target_words) if is_name(word.text)), 0)
+    return output.text[:end]

@@ -1,0 +1,181 @@
+"""Coverage of source words, support of target words, and repair, over HTTP."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sightline.base.bundle import Coverage
+from sightline.base.text.words import words_of
+from tests.service.conftest import MakeBackend, Running, Start, with_coverage, with_languages
+
+pytestmark = pytest.mark.anyio
+SOURCE, TARGET = "Hund x.", "a dogHund"
+RELIABLE = Coverage(layer=0, head=1, auroc=0.95, insertions=100, threshold=0.3, untranslated=("x",))
+
+
+@pytest.fixture
+async def covering(start: Start, make_backend: MakeBackend) -> Any:
+    async with start(with_coverage(make_backend(), RELIABLE)) as running:
+        yield running
+
+
+async def score(running: Running, **body: Any) -> Any:
+    body = {"inputs": SOURCE, "targets": TARGET, "return_coverage": True, **body}
+    (output,) = (await running.result("/v1/score", body))["outputs"]
+    return output
+
+
+async def test_the_coverage_is_the_largest_weight_of_the_chosen_head(covering: Running) -> None:
+    output = await score(covering)
+    coverage = output["coverage"]
+    body = {"inputs": SOURCE, "targets": TARGET, "kinds": ["cross"], "layers": [0], "heads": [1]}
+    (attended,) = (await covering.result("/v1/attention", body))["outputs"]
+    weights = np.reshape(attended["maps"][0]["data"], attended["maps"][0]["shape"])[0, 0]
+    words = coverage["source_words"]
+    assert [(word["text"], word["start"], word["end"]) for word in words] == [("Hund", 0, 4), ("x", 5, 6), (".", 6, 7)]
+    spans = [None if span is None else (span[0], span[1]) for span in attended["source_offsets"]]
+    for word, own in zip(words, words_of(SOURCE, spans), strict=True):
+        assert word["coverage"] == pytest.approx(weights[:, list(own.tokens)].sum(axis=1).max(), rel=1e-5)
+    assert coverage["coverage"] == words[0]["coverage"]  # the others cannot be omitted
+    assert [word["omitted"] for word in words] == [words[0]["coverage"] < 0.3, False, False]
+
+
+async def test_the_support_of_a_word_is_the_log_probability_of_its_tokens(covering: Running) -> None:
+    output = await score(covering)
+    words = output["coverage"]["target_words"]
+    assert [(word["text"], word["start"], word["end"]) for word in words] == [("a", 0, 1), ("dogHund", 2, 9)]
+    total = sum(word["logprob"] for word in words)
+    assert total == pytest.approx(output["score"] - output["tokens"][-1]["logprob"], abs=1e-4)
+    assert [word["doubtful"] for word in words] == [word["logprob"] < np.log(0.1) for word in words]
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"num_beams": 2, "num_return_sequences": 2}, {"do_sample": True, "seed": 1}]
+)
+async def test_generated_texts_are_those_without_coverage(covering: Running, parameters: dict[str, Any]) -> None:
+    body: dict[str, Any] = {"inputs": [SOURCE, "a dog"], "parameters": {**parameters, "max_new_tokens": 6}}
+    plain = (await covering.result("/v1/generate", body))["outputs"]
+    body["parameters"]["return_coverage"] = True
+    covered = (await covering.result("/v1/generate", body))["outputs"]
+    for one, other in zip(plain, covered, strict=True):
+        coverage = other.pop("coverage")
+        assert one.pop("coverage") is None
+        assert other == one
+        assert all(other["text"][word["start"] : word["end"]] == word["text"] for word in coverage["target_words"])
+
+
+async def test_coverage_and_attention_maps_can_be_requested_together(covering: Running) -> None:
+    parameters = {"max_new_tokens": 6, "return_coverage": True}
+    alone = (await covering.result("/v1/generate", {"inputs": SOURCE, "parameters": parameters}))["outputs"][0]
+    for kinds in (["cross"], ["encoder"], ["decoder"]):
+        attention = {"kinds": kinds, "layers": [1], "heads": [0]}
+        body: dict[str, Any] = {"inputs": SOURCE, "parameters": {**parameters, "return_attention": attention}}
+        both = (await covering.result("/v1/generate", body))["outputs"][0]
+        assert both["coverage"] == alone["coverage"]
+        del body["parameters"]["return_coverage"]
+        assert both["attention"] == (await covering.result("/v1/generate", body))["outputs"][0]["attention"]
+
+
+@pytest.mark.parametrize(
+    ("coverage", "reason"),
+    [
+        (None, "no head was chosen for it; its operator can run `sightline coverage` on its bundle."),
+        (
+            Coverage(layer=0, head=0, auroc=0.5, insertions=9),
+            "its best head tells omitted words from others with an AUROC of 0.50, and 0.85 is needed.",
+        ),
+    ],
+)
+async def test_a_model_without_a_reliable_head_says_why(
+    start: Start, make_backend: MakeBackend, coverage: Coverage | None, reason: str
+) -> None:
+    async with start(with_coverage(make_backend(), coverage)) as running:
+        response = await running.post("/v1/score", {"inputs": SOURCE, "targets": TARGET, "return_coverage": True})
+        assert response.status_code == 422
+        error = response.json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", "return_coverage")
+        assert error["message"].endswith(reason)
+        (card,) = (await running.client.get("/v1/models")).json()["data"]
+        assert (card["coverage"] is None) == (coverage is None)
+
+
+async def test_conflicting_parameters_are_rejected(covering: Running) -> None:
+    for parameters, stream, message in (
+        ({"return_coverage": True}, True, "A stream has no parameters.return_coverage; leave it out, or do not"),
+        ({"repair": True}, True, "A stream has no parameters.repair; leave it out, or do not stream."),
+        ({"repair": True, "stop": "x"}, False, "parameters.repair cannot be combined with parameters.stop; leave"),
+        ({"repair": True, "do_sample": True}, False, "parameters.repair cannot be combined with parameters.do_sample"),
+    ):
+        body = {"inputs": SOURCE, "parameters": parameters, "stream": stream}
+        response = await covering.post("/v1/generate", body)
+        assert response.status_code == 422 and message in response.json()["error"]["message"]
+
+
+async def test_texts_with_omissions_are_counted(covering: Running) -> None:
+    output = await score(covering)
+    label = '{model_name="fake"}'
+    assert await covering.metric(f"sightline_texts_checked_total{label}") == 1
+    omits = output["coverage"]["source_words"][0]["omitted"]
+    assert await covering.metric(f"sightline_texts_with_omissions_total{label}") == omits
+
+
+async def test_only_flagged_texts_are_repaired(start: Start, make_backend: MakeBackend) -> None:
+    parameters = {"max_new_tokens": 6, "repair": True}
+    body = {"inputs": [SOURCE, "a dog"], "parameters": parameters}
+    for threshold, is_flagged in ((0.0, False), (1.1, True)):
+        chosen = RELIABLE.model_copy(update={"threshold": threshold})
+        async with start(with_coverage(make_backend(), chosen)) as running:
+            plain = await running.result("/v1/generate", {**body, "parameters": {"max_new_tokens": 6}})
+            found = await running.result("/v1/generate", body)
+            for one, other in zip(plain["outputs"], found["outputs"], strict=True):
+                assert other["index"] == one["index"] and other["rank"] == 0
+                assert (other["repair"] is not None) == is_flagged
+                if is_flagged:
+                    assert other["repair"]["text"] == one["text"] and other["repair"]["num_omitted"] > 0
+                else:
+                    assert {**other, "coverage": None} == one
+            more = found["usage"]["output_tokens"] > plain["usage"]["output_tokens"]
+            assert more == is_flagged
+
+
+async def test_align_returns_the_weights_behind_the_links(covering: Running) -> None:
+    body = {"inputs": SOURCE, "targets": TARGET, "layer": 0, "head": 1, "step": "reads"}
+    (plain,) = (await covering.result("/v1/align", body))["outputs"]
+    (output,) = (await covering.result("/v1/align", {**body, "return_weights": True}))["outputs"]
+    weights = output["weights"]
+    assert plain["weights"] is None and {**output, "weights": None} == plain
+    assert np.shape(weights) == (len(output["target_words"]), len(output["source_words"]))
+    assert all(weights[target][source] == weight for source, target, weight in output["links"])
+
+
+async def test_whole_texts_have_the_coverage_of_their_sentences(start: Start, make_backend: MakeBackend) -> None:
+    async with start(with_languages(with_coverage(make_backend(), RELIABLE), fake="en-de")) as running:
+        text = "# a dog\n\n\t12 {name}"
+        body = {"inputs": text, "parameters": {"return_coverage": True}}
+        (output,) = (await running.result("/v1/translate", body))["outputs"]
+        words = output["coverage"]["source_words"]
+        assert [(word["text"], word["start"], word["end"]) for word in words] == [("a", 2, 3), ("dog", 4, 7)]
+        for word in output["coverage"]["target_words"]:
+            assert output["text"][word["start"] : word["end"]] == word["text"]
+        libre = {"q": [text], "source": "en", "target": "de", "return_coverage": True}
+        assert (await running.result("/translate", libre))["coverage"] == [output["coverage"]]
+        body = {**body, "markup": "html"}
+        assert await running.error("/v1/translate", body) == (
+            422,
+            "unsupported_parameter",
+            "parameters.return_coverage",
+        )
+
+
+async def test_the_sentences_of_an_input_share_a_coverage_of_the_whole(start: Start, make_backend: MakeBackend) -> None:
+    async with start(with_languages(with_coverage(make_backend(), RELIABLE), fake="en-de")) as running:
+        parameters = {"return_coverage": True, "split_sentences": True, "max_new_tokens": 6}
+        text = "a dog. 12\nHund x."
+        (output,) = (await running.result("/v1/generate", {"inputs": text, "parameters": parameters}))["outputs"]
+        assert len(output["sentences"]) == 2
+        for side, whole in (("source", text), ("target", output["text"])):
+            words = output["coverage"][f"{side}_words"]
+            assert all(whole[word["start"] : word["end"]] == word["text"] for word in words)
+        judged = [word["coverage"] for word in output["coverage"]["source_words"] if word["text"].isalpha()]
+        assert output["coverage"]["coverage"] <= min(judged[:-1])
