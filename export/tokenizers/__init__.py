@@ -146,7 +146,9 @@ class TokenizerFiles:
         config = self.json(TOKENIZER_CONFIG)
         self.config: dict[str, Any] = config if isinstance(config, dict) else {}
         others = self.json("special_tokens_map.json")
-        self.special: dict[str, Any] = others if isinstance(others, dict) else {}
+        if others is not None and not isinstance(others, dict):
+            raise ImportFailedError("special_tokens_map.json must be a JSON object")
+        self.special: dict[str, Any] = others or {}
 
     def data(self, name: str) -> bytes | None:
         return self._folder.bytes(self._folder.module + name)

@@ -515,7 +515,7 @@ def test_a_failure_removes_only_what_the_command_has_created(
         if kind == "link to an empty file":
             target.touch()
 
-    def fail(*arguments: Any) -> int:
+    def fail(*arguments: Any, **named: Any) -> int:
         raise BundleError("the engine failed")
 
     monkeypatch.setattr(translate, "translate_into", fail)
@@ -605,7 +605,11 @@ def test_terms_of_a_file_are_in_the_documents(
     assert main([*command, "--to", "de"]) == 0
     assert "Herr Z" in (tmp_path / "a.de.txt").read_text()
     for text, arguments, reason in (
-        ("man\n", ["--to", "de"], f"{terms}, line 1 must have a term and its translation"),
+        (
+            "man\n",
+            ["--to", "de"],
+            f"{terms}, line 1 must have a term and its translation, of at most 200 characters each",
+        ),
         ("a", [], "--glossary needs --to, such as --to de"),
         ("a", ["--to", "de", "--glossary", "a.txt"], "--glossary a.txt must be a .tsv or a .csv file"),
     ):

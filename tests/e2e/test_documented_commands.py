@@ -36,6 +36,7 @@ NEEDS = {
     "Docker": "a Docker engine",
     "GPU": "a GPU with CUDA",
     "data": "training data or a checkpoint",
+    "glossaries": "a service with a folder of glossaries",
     "quiet machine": "measures for minutes",
     "root": "root",
     "Chromium": "Chromium",

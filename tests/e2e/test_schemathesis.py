@@ -24,10 +24,16 @@ GLOSSARIES = (
 )
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # of each route; the few of every time where it is not set
 # No shipped model reranks, tags, answers or predicts tokens, models are controlled and glossaries
-# are stored only if a setting allows it, and random names are no files of the page.
+# are stored only if a setting allows it, random names are no files of the page,
+# and random bytes no documents.
 NEVER_ACCEPTED = {
     "GET /docs/{file}",
     "GET /page/{file}",
+    "POST /v2/document",
+    "POST /v2/document/{document_id}",
+    "POST /v2/document/{document_id}/result",
+    "POST /translate_file",
+    "GET /download_file/{name}",
     "POST /v1/rerank",
     "POST /v2/rerank",
     "POST /rerank",

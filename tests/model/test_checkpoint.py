@@ -114,8 +114,3 @@ def test_damaged_weights_have_no_average_and_are_named(tmp_path: Path) -> None:
     (tmp_path / "2.safetensors").write_bytes((tmp_path / "1.safetensors").read_bytes()[:-4])
     with pytest.raises(ValueError, match=r"2\.safetensors is damaged or truncated: "):
         average(sorted(tmp_path.iterdir()))
-
-
-def test_a_classifier_is_not_loaded_as_a_translation_model(classifier_checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match="must be a translation model, but its architecture is classifier"):
-        load_model(classifier_checkpoint)

@@ -14,6 +14,8 @@ ALLOWED = {
     "sightline/base/text/chat.py": "the date in chat templates",
     "service/compat/openai/text_response.py": "the field created",
     "service/compat/ollama.py": "the field created_at",
+    "service/inference/glossaries.py": "the time at which a glossary was created",
+    "service/inference/document_store.py": "the age of files, which several workers share",
 }
 
 

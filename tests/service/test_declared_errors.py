@@ -59,6 +59,7 @@ BEYOND: tuple[Mapping[str, Any], ...] = (
     {"parameters": {"prompt_name": "query"}},
     {"prompt_name": "query"},
     {"style_id": "x"},
+    {"output_format": "x"},
     {"cid": ["x"]},
     {"raw_scores": True},
     {"source_language": "en"},

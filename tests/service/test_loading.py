@@ -578,7 +578,7 @@ def not_root() -> Iterator[None]:
 @pytest.fixture
 def entered_by_all(bundle: Path) -> Iterator[Path]:
     """Yield a folder with the bundle `toy` that every user can enter, unlike those of pytest."""
-    with tempfile.TemporaryDirectory() as path:
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/tmp")) as path:
         os.chmod(path, 0o755)
         shutil.copytree(bundle, Path(path, "toy"))
         yield Path(path)

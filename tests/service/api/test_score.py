@@ -15,7 +15,7 @@ async def score(running: Running, inputs: Any, targets: Any, **fields: Any) -> A
 async def test_a_score_is_the_sum_over_the_targets_tokens_and_its_end_token(running: Running) -> None:
     response = await score(running, "a dog", "a Hund")
     (output,) = response["outputs"]
-    assert set(output) == {"index", "score", "tokens"}
+    assert set(output) == {"index", "score", "tokens", "coverage"}
     assert [token["text"] for token in output["tokens"]] == [" a", " H", "un", "d", "</s>"]
     assert output["score"] == pytest.approx(sum(token["logprob"] for token in output["tokens"]))
     assert all(token["logprob"] < 0 and "alternatives" not in token for token in output["tokens"])

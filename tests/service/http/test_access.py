@@ -22,7 +22,10 @@ pytestmark = pytest.mark.anyio
 
 KEYS = Path("tests/data/keys.json")
 FORM = "application/x-www-form-urlencoded"
-OPEN = {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping"}
+OPEN = {
+    *("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping"),
+    "/download_file/{name}",  # whose name is a secret
+}
 ADMIN = {"/metrics", "/v2/repository/models/{model_name}/load", "/v2/repository/models/{model_name}/unload"}
 USE, ADMIN_KEY = {"x-api-key": "sl-alice"}, {"x-api-key": "sl-boss"}
 BODY = {"inputs": "x"}
@@ -39,8 +42,8 @@ def routes(running: Running) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("prefix", ["", "/group"])  # such as the route prefix of an application in Ray Serve
-async def test_every_route_needs_a_key_and_some_need_the_role_admin(start: Start, prefix: str) -> None:
-    async with start(keys=KEYS, model_control="explicit") as running:
+async def test_every_route_needs_a_key_and_some_need_the_role_admin(start: Start, tmp_path: Path, prefix: str) -> None:
+    async with start(keys=KEYS, model_control="explicit", glossaries=tmp_path) as running:
         transport = httpx.ASGITransport(app=running.app, root_path=prefix)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             count = 0

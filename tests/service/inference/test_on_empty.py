@@ -14,7 +14,8 @@ from tests.service.conftest import MakeBackend, Running, Start, reading_examples
 pytestmark = pytest.mark.anyio
 
 LINES = ["", "a dog", " \n", "Hund x", "\u3000"]
-EMPTY = {"rank": 0, "text": "", "tokens": [], "finish_reason": "empty", "score": 0.0, "seed": None, "attention": None}
+NOTHING: dict[str, Any] = {"seed": None, "attention": None, "coverage": None, "repair": None}
+EMPTY: dict[str, Any] = {"rank": 0, "text": "", "tokens": [], "finish_reason": "empty", "score": 0.0, **NOTHING}
 
 
 async def generate(running: Running, inputs: Any, **body: Any) -> Any:
