@@ -96,7 +96,9 @@ def test_languages_are_swapped_and_a_service_without_a_translator_shows_attentio
     def cards(route: Any) -> None:
         data = json.loads(route.fetch().text())["data"]
         found = [one for one in data if one["languages"] is None or (languages and one["id"] == "multi30k-en-de")]
-        route.fulfill(json={"data": [{**one, "languages": one["languages"] and languages} for one in found]})
+        route.fulfill(
+            json={"data": [{**one, "languages": one["languages"] and languages, "coverage": None} for one in found]}
+        )
 
     def reverse(route: Any) -> None:
         body = route.request.post_data_json
