@@ -33,7 +33,7 @@ class TranslationBody(RequestBody):
     )
     glossary: Terms = Field(
         default=NO_TERMS,
-        description="Translations of terms: the words of a term get this translation wherever they occur. Terms "
+        description="Translations of terms: the words of a term get this translation where alignment finds them. Terms "
         "without a capital also match words with capitals.",
     )
     glossary_id: Annotated[
