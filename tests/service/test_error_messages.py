@@ -87,8 +87,11 @@ def backend_of(service: str, make_backend: MakeBackend) -> tuple[FakeBackend, di
 
 async def error_of(running: Running, path: str, body: Any, media_type: str) -> list[Any]:
     """Return the status of an error and what its body tells, as the table has it."""
-    content = body.encode("latin-1") if isinstance(body, str) else json.dumps(body).encode()
-    response = await running.client.post(path, content=content, headers={"content-type": media_type})
+    if media_type == "multipart/form-data":
+        response = await running.client.post(path, data=body, files={"file": ("a.txt", b"x")})
+    else:
+        content = body.encode("latin-1") if isinstance(body, str) else json.dumps(body).encode()
+        response = await running.client.post(path, content=content, headers={"content-type": media_type})
     answer = response.json()
     error = answer.pop("error", None) or answer.pop("message")
     if isinstance(error, dict) and error.keys() == {"code", "message"}:  # of Google
@@ -139,6 +142,7 @@ async def test_the_documentation_lists_requests_of_clients_that_get_an_error(
         "/v2/models/fake/infer": {"inputs": [tensor]},
         "/translate": {"q": "x", "source": "en", "target": "de"},
         "/v2/translate": {"text": "x", "target_lang": "de"},
+        "/v2/document": {"target_lang": "de"},
         "/language/translate/v2": {"q": "x", "target": "de"},
         "/api/chat": {"model": "fake", **dialogue},
         "/api/generate": {"model": "fake", "prompt": "x"},
@@ -153,7 +157,8 @@ async def test_the_documentation_lists_requests_of_clients_that_get_an_error(
             for route in re.findall("`(.+?)`", routes.format(model_name="fake")):
                 for fields in re.findall("`(.+?)`", requests) or [""]:
                     body = bodies.get(route, {"inputs": "x"}) | json.loads(f"{{{fields}}}")
-                    error = await error_of(running, route, body, "application/json")
+                    media_type = "multipart/form-data" if route == "/v2/document" else "application/json"
+                    error = await error_of(running, route, body, media_type)
                     field = re.findall(r"\w+", error[-1].split()[0])[-1]
                     assert error[0] == int(status) and (f'"{field}"' in fields or not fields), (route, fields, error)
     listed = "".join(requests for _, requests, _ in rows)
