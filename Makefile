@@ -40,9 +40,8 @@ CLIENTS := .venv-clients
 SBOM := .venv-sbom
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
-# Each process runs whole files, in the order of tests/conftest.py. Tests start many Python processes,
-# which read compiled modules even where the environment forbids to write them by default.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# Each process runs whole files, in the order of tests/conftest.py.
+PYTEST = $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
 .PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-ray test-prometheus test-kubernetes test-proxies test-download test-clients test-pythons wheel sbom release publish bench bench-readme bench-quick soak gpu-check lock clean
@@ -155,7 +154,7 @@ test-pythons:  ## run the tests of PYTHON_TESTS without PyTorch, with each Pytho
 	  echo "Python $$version"; \
 	  $$python -m venv $$tested && \
 	  $$tested/bin/python $(PIP_INSTALL) -e '.[cpu,import]' hypothesis pytest pytest-xdist && \
-	  PYTHONDONTWRITEBYTECODE= $$tested/bin/python -m pytest -n auto --dist loadfile $(PYTHON_TESTS) || exit 1; \
+	  $$tested/bin/python -m pytest -n auto --dist loadfile $(PYTHON_TESTS) || exit 1; \
 	done
 
 test-download: $(DEV)/ready  ## run the tests that download models from the package index

@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import pytest
 # One thread for PyTorch and BLAS, also in the processes that tests start: tensors of tests are
 # small, and threads that wait for each other take the cores from other tests.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Many processes start, and read compiled modules even where the environment forbids to write them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 SENTENCES = Path(__file__).parents[1] / "loadtest" / "sentences.txt"
 
@@ -48,6 +52,9 @@ LONGEST = (
     "tests/service/http/test_protocol.py",
     "tests/model/architectures/test_pretrained.py",
     "tests/model/training/test_killed_runs.py",
+    "tests/model/test_train_command.py",
+    "tests/model/test_students.py",
+    "tests/translation/test_documents.py",
 )
 
 

@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("bundles")
     for name in MODELS:
         shutil.copytree(Path("bundles", name), folder / name)
-    with serving(folder, default_model="multi30k-en-de") as running:
+    with serving(folder, default_model="multi30k-en-de", workers=1) as running:
         yield running
 
 

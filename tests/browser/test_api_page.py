@@ -18,7 +18,7 @@ def test_a_visitor_with_a_key_calls_an_operation_from_the_page(open_page: Callab
     """`open_page` fails on requests to other hosts, and on what the security policy blocks."""
     keys = [add_key(tmp_path / "keys.json", label, "use") for label in ("visitor", "caller")]
     shutil.copytree("bundles/multi30k-en-de", tmp_path / "bundles" / "multi30k-en-de")
-    with serving(tmp_path / "bundles", keys=tmp_path / "keys.json") as server:
+    with serving(tmp_path / "bundles", keys=tmp_path / "keys.json", workers=1) as server:
         page = open_page(f"{server.url}/docs", http_credentials={"username": "", "password": keys[0]})
         page.set_default_timeout(120_000)  # Swagger UI computes for seconds when an operation is opened
         page.get_by_role("button", name="Authorize").click()

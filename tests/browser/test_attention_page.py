@@ -43,7 +43,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     (checkpoints / "t5" / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     for name in ("marian", "t5"):
         export_checkpoint(Export(checkpoints / name, bundles / name, BundleMetadata(name)))
-    with serving(bundles) as running:
+    with serving(bundles, workers=1) as running:
         yield running
 
 
@@ -397,7 +397,7 @@ def test_tokens_of_invisible_characters_have_marks_as_labels(open_page: OpenPage
 
 def test_errors_overload_and_a_stopped_server_are_shown_with_a_retry(open_page: OpenPage, bundle: Path) -> None:
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(serving(bundle.parent))
+        server = stack.enter_context(serving(bundle.parent, workers=1))
         page = open_page(server.url, may_fail=True)
         page.locator(".text").first.wait_for()
         page.get_by_label("Text", exact=True).fill("word " * 400)

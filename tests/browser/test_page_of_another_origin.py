@@ -64,7 +64,15 @@ def page(chromium: Any, origin: str) -> Any:
 
 @pytest.fixture(scope="module")
 def allowing(bundle: Path, origin: str) -> Iterator[RunningServer]:
-    with serving(bundle.parent, cors_origins=f"https://page.example,{origin}", max_body_bytes=2000) as server:
+    origins = f"https://page.example,{origin}"
+    with serving(bundle.parent, workers=1, cors_origins=origins, max_body_bytes=2000) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def refusing(bundle: Path) -> Iterator[RunningServer]:
+    """A service that allows no page, by default."""
+    with serving(bundle.parent, workers=1) as server:
         yield server
 
 
@@ -129,32 +137,32 @@ def test_the_page_reads_errors(
 
 
 def test_any_page_is_allowed_if_any_origin_is(page: Any, bundle: Path) -> None:
-    with serving(bundle.parent, cors_origins="*") as server:
+    with serving(bundle.parent, workers=1, cors_origins="*") as server:
         assert fetch_from(page, server, {"inputs": TEXT})["status"] == 200
 
 
-@pytest.mark.parametrize("settings", [{}, {"cors_origins": "https://page.example"}], ids=["default", "other"])
 def test_a_page_of_another_origin_gets_no_response_and_runs_no_call(
-    page: Any, bundle: Path, settings: dict[str, Any]
+    page: Any, bundle: Path, refusing: RunningServer
 ) -> None:
-    with serving(bundle.parent, **settings) as server:
-        assert fetch_from(page, server, {"inputs": TEXT}) == {"error": "TypeError"}
-        assert num_calls(server, "/v1/generate") == 0
-        fetch_directly(server, {"inputs": TEXT})
-        assert num_calls(server, "/v1/generate") == 1
+    with serving(bundle.parent, workers=1, cors_origins="https://page.example") as other:
+        for server in (refusing, other):
+            assert fetch_from(page, server, {"inputs": TEXT}) == {"error": "TypeError"}
+            assert num_calls(server, "/v1/generate") == 0
+            fetch_directly(server, {"inputs": TEXT})
+            assert num_calls(server, "/v1/generate") == 1
 
 
-@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("name", ["allowing", "refusing"])
 def test_only_the_sites_of_the_setting_may_show_the_page_in_a_frame(
-    chromium: Any, bundle: Path, origin: str, is_named: bool
+    chromium: Any, origin: str, name: str, request: pytest.FixtureRequest
 ) -> None:
-    settings: dict[str, Any] = {"cors_origins": origin} if is_named else {}
-    with serving(bundle.parent, **settings) as server, contextlib.closing(chromium.new_page()) as page:
+    server: RunningServer = request.getfixturevalue(name)
+    with contextlib.closing(chromium.new_page()) as page:
         page.goto(origin)
         frame = "url => document.body.append(Object.assign(document.createElement('iframe'), {src: url}))"
         page.evaluate(frame, f"{server.url}/?embed")
         frame = page.frame_locator("iframe")
-        if is_named:
+        if name == "allowing":
             frame.locator("canvas, .alignment path").first.wait_for(state="attached")
             assert not frame.get_by_label("Text", exact=True).is_visible()  # an embedded view has no form
         else:

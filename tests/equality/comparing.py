@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from sightline.model.architectures.factory import TranslationModel
 from sightline.model.rounding import Reference, reference
 from sightline.service.engine.request import GenerateRequest, Target
-from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.runner import Runner
 from tests.equality.running import BEAMS, GREEDY, MAX_NEW_TOKENS, make_request, run
 from tests.rounding import assert_within_rounding
-from tests.support.reference_decoding import LogitsProcessors, beam, greedy, log_softmax, pytorch_steps
+from tests.support.reference_decoding import beam, greedy, log_softmax, processors_of, pytorch_steps
 
 ALLOWED = 1 / 200  # of the requests may part at a tie
 
@@ -162,16 +161,3 @@ def _beam_score(model: TranslationModel, request: GenerateRequest, ids: Ids) -> 
 def _processed(model: TranslationModel, request: GenerateRequest, scores: Scores, generated: Ids) -> Scores:
     prompt = [model.config.bos_id, *request.target_prefix]
     return processors_of(request.parameters)(scores, prompt, generated, model.config.eos_id)
-
-
-def processors_of(parameters: GenerateParameters) -> LogitsProcessors:
-    """Return the reference logits processors of a request."""
-    return LogitsProcessors(
-        logit_bias=parameters.logit_bias or (),
-        repetition_penalty=parameters.repetition_penalty,
-        presence_penalty=parameters.presence_penalty,
-        frequency_penalty=parameters.frequency_penalty,
-        no_repeat_ngram_size=parameters.no_repeat_ngram_size,
-        min_new_tokens=parameters.min_new_tokens,
-        suppress_tokens=parameters.suppress_tokens,
-    )

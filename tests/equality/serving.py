@@ -58,7 +58,9 @@ async def client_of(bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
         for path in copies.glob(f"*/{MANIFEST}"):
             renamed = read_manifest(path.parent).model_copy(update={"architecture": secrets.token_hex()})
             write_manifest(path.parent, renamed)
-        app = create_app(Settings(bundles=copies, threads=1), load_backend)
+        # A machine that is slow is no fault.
+        settings = Settings(bundles=copies, threads=1, queue_timeout_s=300, request_timeout_s=300)
+        app = create_app(settings, load_backend)
         transport = httpx.ASGITransport(app=app)
         async with (
             app.router.lifespan_context(app),

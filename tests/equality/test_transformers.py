@@ -14,10 +14,10 @@ from sightline.model.decoding import one_thread
 from sightline.service.engine.request import GenerateRequest
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.ort import OnnxRunner
-from tests.equality.comparing import Targets, assert_same, generated_ids, processors_of
+from tests.equality.comparing import Targets, assert_same, generated_ids
 from tests.equality.marian import generate
 from tests.equality.running import make_request, pairs, run
-from tests.support.reference_decoding import beam, greedy, pytorch_steps
+from tests.support.reference_decoding import beam, greedy, processors_of, pytorch_steps
 
 SHORT = 12  # sentences, for the many settings; with 4 beams, one batch of transformers
 REFERENCE = 2  # sentences, for the slow decoder

@@ -139,20 +139,6 @@ def test_embeddings_equal_those_of_transformers(name: str, tmp_path: Path) -> No
         np.testing.assert_allclose(given, vector, rtol=0, atol=1e-5 * np.abs(vector).max())
 
 
-@pytest.mark.parametrize("name", EMBEDDING_MODELS)
-def test_embeddings_equal_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    EMBEDDING_MODELS[name].write(tmp_path / "folder", **FILES)
-    manifest = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))).manifest
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|endoftext|>"}
-    (tmp_path / "folder" / "tokenizer_config.json").write_text(json.dumps(settings))
-    model = library.SentenceTransformer(str(tmp_path / "folder"))
-    for prompt in PROMPTS:
-        expected = model.encode(TEXTS, prompt_name=prompt)
-        given = embed(tmp_path / "bundle", manifest, [PROMPTS[prompt] + text for text in TEXTS])
-        np.testing.assert_allclose(given, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-
-
 def test_names_without_prefix_are_those_of_the_class_without_a_head(tmp_path: Path) -> None:
     """Qwen3-Embedding has the weights of Qwen3Model, but config.json names Qwen3ForCausalLM."""
     SentenceModel(lambda: (qwen3().model, make_tokenizer()), "lasttoken").write(tmp_path / "folder")

@@ -316,19 +316,20 @@ def wait_until_gone(pids: Iterable[int]) -> None:
 def test_a_service_that_was_killed_under_load_starts_again_on_its_port(folder: Path) -> None:
     port = free_port()
     command = ("--bundles", str(folder), "--port", str(port), "--workers", "2", "--threads", "1")
-    for _ in range(2):
-        with process(*command) as running, ThreadPoolExecutor() as calls:
-            ask_until_ready(port)
-            asked = [calls.submit(ask, port, "/v1/generate", {"inputs": ["A man sleeps."] * 64}) for _ in range(8)]
-            time.sleep(0.1)
-            children = family_cpu_seconds(running.pid)
-            running.kill()
-            running.wait()
-            for one in asked:
-                with contextlib.suppress(OSError, http.client.HTTPException):
-                    answer = one.result()
-                    assert "outputs" in answer or answer["error"]["code"] == "draining"  # the workers notice at once
-        wait_until_gone(children)
+    with process(*command) as running, ThreadPoolExecutor() as calls:
+        ask_until_ready(port)
+        asked = [calls.submit(ask, port, "/v1/generate", {"inputs": ["A man sleeps."] * 64}) for _ in range(8)]
+        time.sleep(0.1)
+        children = family_cpu_seconds(running.pid)
+        running.kill()
+        running.wait()
+        for one in asked:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                answer = one.result()
+                assert "outputs" in answer or answer["error"]["code"] == "draining"  # the workers notice at once
+    wait_until_gone(children)
+    with process(*command):
+        ask_until_ready(port)
 
 
 # `python -m sightline.service` with a load that takes two minutes.

@@ -18,6 +18,7 @@ from torch import Tensor
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.factory import TranslationModel
 from sightline.model.architectures.recurrent import Memory
+from sightline.service.parameters import GenerateParameters
 
 Array = NDArray[np.float32]
 EarlyStopping = bool | Literal["never"]
@@ -81,6 +82,19 @@ class LogitsProcessors:
 
 
 NO_PROCESSORS = LogitsProcessors()
+
+
+def processors_of(parameters: GenerateParameters) -> LogitsProcessors:
+    """Return the logits processors of a request."""
+    return LogitsProcessors(
+        parameters.logit_bias or (),
+        parameters.repetition_penalty,
+        parameters.presence_penalty,
+        parameters.frequency_penalty,
+        parameters.no_repeat_ngram_size,
+        parameters.min_new_tokens,
+        parameters.suppress_tokens,
+    )
 
 
 def penalised(scores: Array, penalty: float) -> Array:
@@ -203,8 +217,6 @@ def beam(
     Returns:
         The best hypotheses, best first; fewer if the vocabulary and the length allow no more.
     """
-    if not 1 <= num_return <= num_beams:
-        raise ValueError(f"num_return must be between 1 and num_beams ({num_beams}), got {num_return}")
     prompt, beams, finished, ends = (
         [start_id, *prefix],
         [ReferenceHypothesis()],

@@ -4,7 +4,7 @@ import numpy as np
 
 from sightline.base.bundle import Manifest
 from sightline.service.runtime.runner import Runner
-from tests.support.fake_runner import GARBAGE, FakeRunner, Faults, fake_manifest
+from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
 
 SOURCES = [(5, 6, 7), (8, 9, 10, 11, 12), (13,)]
 
@@ -52,19 +52,6 @@ def test_the_output_of_a_row_depends_on_all_tokens_that_it_has_read() -> None:
     step(other, [7, 1, 1], 0, SOURCES)
     differs = step(one, [3, 3, 3], 1, SOURCES)["logits"] != step(other, [3, 3, 3], 1, SOURCES)["logits"]
     assert differs.any(axis=1).tolist() == [True, False, False]
-
-
-def test_maps_sum_to_one_over_real_tokens_and_are_undefined_in_padding() -> None:
-    runner = filled_runner()
-    encoder = encode(runner, *SOURCES)["encoder_attention_1"]
-    outputs = step(runner, [1, 1, 1], 0, SOURCES)
-    for row, source in enumerate(SOURCES):
-        n = len(source)
-        np.testing.assert_allclose(encoder[row, :, :n, :n].sum(axis=-1), 1, rtol=1e-6)
-        assert (encoder[row, :, n:] == GARBAGE).all() and (encoder[row, :, :, n:] == GARBAGE).all()
-        for name, columns in (("cross_attention_0", n), ("decoder_attention_0", 1)):
-            np.testing.assert_allclose(outputs[name][row, :, 0, :columns].sum(axis=-1), 1, rtol=1e-6)
-            assert (outputs[name][row, :, :, columns:] == GARBAGE).all()
 
 
 def test_a_steps_outputs_are_overwritten_by_the_next() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from lab.bench import servers, soak
 from lab.bench.__main__ import ON_REQUEST, SECTIONS
+from lab.bench.engine import start
 from lab.bench.libraries import section
 from lab.bench.options import Options
 from lab.bench.peers import CTRANSLATE2, Setting
@@ -24,7 +25,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (overload, "HEAD_START_S", 0.2),
         (overload, "INPUTS", 4),
-        (overload, "OVERLOADS", {3: 0.5, 10: 0.5}),
+        (overload, "OVERLOADS", {3: 0.5, 10: 0.1}),
         (overload, "PEAK_CLIENTS", {"large": (1,), "single": (4, 16)}),
         (section, "COMPUTE_TYPES", ("float32", "int8")),
         (section, "INSTRUCTION_SETS", ("",)),
@@ -33,6 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         (soak, "CLIENTS", 4),
         (soak, "READINGS", 3),
         (soak, "SETTLING_S", 0.5),
+        (start, "REQUESTS", 64),
     ):
         monkeypatch.setattr(module, name, value)
 

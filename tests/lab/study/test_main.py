@@ -1,34 +1,33 @@
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from lab.bench.record import read_results
+from lab.bench import report
 from lab.bench.report import END, mark
-from lab.study.__main__ import DOCUMENTS, PICTURES, RESULTS, STEPS, WRITER, main, write_report
+from lab.study.__main__ import DOCUMENTS, PICTURES, RESULTS, WRITER, main, write_report
 
 # An example of the notation, and the error rate of an earlier choice of heads.
 UNRECORDED = {"33.1 ± 0.9", "32.6 % [30.2, 34.7]"}
 
 
-def test_the_documents_have_exactly_one_mark_for_every_part() -> None:
-    results = read_results(RESULTS)
-    written = [part for step in STEPS if step.NAME in results for part in step.tables(results[step.NAME].result)]
-    text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
-    assert [part for part in written if text.count(mark(part, WRITER)) != 1] == []
-    assert text.count(END) == text.count(WRITER + "` -->")
-
-
 def test_the_same_results_give_the_bytes_of_the_documents_and_their_pictures(tmp_path: Path) -> None:
+    """The documents have one mark for each part."""
     documents = [Path(shutil.copy(document, tmp_path)) for document in DOCUMENTS]
-    write_report(RESULTS, documents, tmp_path / "pictures")
+    with patch.object(report, "write_into", wraps=report.write_into) as writing:
+        write_report(RESULTS, documents, tmp_path / "pictures")
     written = [*documents, *sorted((tmp_path / "pictures").iterdir())]
     expected = [*DOCUMENTS, *sorted(PICTURES.iterdir())]
     assert [path.name for path in written] == [path.name for path in expected]
     assert [
         path.name for path, one in zip(written, expected, strict=True) if path.read_bytes() != one.read_bytes()
     ] == []
+    text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
+    parts = {call.args[1] for call in writing.call_args_list}
+    assert [part for part in parts if text.count(mark(part, WRITER)) != 1] == []
+    assert text.count(END) == text.count(WRITER + "` -->")
 
 
 def test_intervals_in_the_text_of_the_study_are_those_of_its_tables() -> None:

@@ -46,26 +46,16 @@ Reference = Callable[[Manifest, GenerateRequest], Sequence[Any]]
 def searched() -> Reference:
     """Return the hypotheses of the reference for a request, best first."""
     from tests.support import reference_decoding as reference
-    from tests.support.reference_decoding import LogitsProcessors
 
     def search(manifest: Manifest, request: GenerateRequest) -> Sequence[Any]:
         asked, prefix, stop = request.parameters, request.target_prefix, request.stop
         max_new_tokens = min(asked.num_new_tokens, manifest.limits.max_target_tokens - len(prefix))
-        processors = LogitsProcessors(
-            asked.logit_bias or (),
-            asked.repetition_penalty,
-            asked.presence_penalty,
-            asked.frequency_penalty,
-            asked.no_repeat_ngram_size,
-            asked.min_new_tokens,
-            asked.suppress_tokens,
-        )
 
         def stops(generated: Sequence[int]) -> bool:
             return isinstance(stop, StopAtSum) and sum(generated) >= stop.enough
 
         step = slow_logits(manifest, request.source_ids)
-        options: dict[str, Any] = {"prefix": prefix, "processors": processors, "stop": stops}
+        options: dict[str, Any] = {"prefix": prefix, "processors": reference.processors_of(asked), "stop": stops}
         if asked.num_beams == 1:
             return [reference.greedy(step, 1, END, max_new_tokens, **options)]
         penalty, early = asked.length_penalty, asked.early_stopping

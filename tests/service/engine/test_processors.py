@@ -155,31 +155,6 @@ def test_only_biases_penalties_and_ngrams_change_more_than_a_fixed_set_of_tokens
     assert changes_scores(parameters) is expected
 
 
-def slowly_processed(
-    scores: Sequence[float], read: Sequence[int], num_generated: int, parameters: GenerateParameters
-) -> list[float]:
-    """Reference implementation that checks each token separately."""
-    size, penalty, after = parameters.no_repeat_ngram_size, parameters.repetition_penalty, []
-    biases = dict(parameters.logit_bias or ())
-    generated = read[len(read) - num_generated :]
-    for token, score in enumerate(scores):
-        score += biases.get(token, 0.0)
-        ngrams = [tuple(read[start : start + size]) for start in range(len(read) - size + 1)]
-        is_forbidden = (
-            (size > 0 and tuple([*read, token][-size:]) in ngrams)
-            or token in parameters.suppress_tokens
-            or (token == END and num_generated < parameters.min_new_tokens)
-        )
-        if token in read:
-            score = score * penalty if score < 0 else score / penalty
-        if token in generated:
-            score -= parameters.presence_penalty + parameters.frequency_penalty * generated.count(token)
-        after.append(-math.inf if is_forbidden else score)
-    if all(score == -math.inf for score in after):
-        after[END] = 0.0
-    return after
-
-
 TOKENS = st.integers(0, 6)
 
 
@@ -199,11 +174,14 @@ TOKENS = st.integers(0, 6)
     ),
 )
 @settings(deadline=None, derandomize=True, max_examples=200)
-def test_all_processors_together_equal_the_slow_twin(
+def test_all_processors_together_equal_the_reference(
     scores: list[float], read: list[int], num_generated: int, parameters: GenerateParameters
 ) -> None:
-    num_generated = min(num_generated, len(read))
+    from tests.support.reference_decoding import processors_of
+
     array: NDArray[np.float32] = np.array(scores, np.float32)
-    process(make_processors(parameters, [END]), array, read, num_generated)
+    start = max(0, len(read) - num_generated)
+    expected = processors_of(parameters)(array, read[:start], read[start:], END)
+    process(make_processors(parameters, [END]), array, read, len(read) - start)
     # Sums of numbers up to 480 are rounded to float32, also where they nearly cancel out.
-    np.testing.assert_allclose(array, slowly_processed(scores, read, num_generated, parameters), rtol=1e-6, atol=1e-4)
+    np.testing.assert_allclose(array, expected, rtol=1e-6, atol=1e-4)
