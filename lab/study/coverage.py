@@ -17,7 +17,7 @@ from lab.bench.load import GENERATE
 from lab.bench.record import Result, Row
 from lab.bench.report import table
 from lab.study.bleu import interval, resamples
-from lab.study.planting import Case, Pair, deleted, inserted, judged, left_out, linked_words, made_up, negated
+from lab.study.planting import Case, Pair, deleted, inserted, joined, judged, left_out, made_up, negated
 from lab.study.runs import SOURCE, TARGET
 from lab.study.served import INPUTS_PER_CALL, Served, served_translators
 from lab.study.step import add_keep, keep_last_rows
@@ -85,7 +85,6 @@ class Study:
             REFERENCES: list(zip(self._sources, references, strict=False)),
             OWN: _pairs(self._sources, self._outputs),
             OTHERS: _pairs(others[:PLANTED], self._generate(others[:PLANTED])),
-            SEVERAL: _pairs(several, self._several),
             "training": list(zip(learned, train, strict=False)) or _pairs(learned, self._generate(learned)),
         }
         pairs = [pair for each in self._pairs.values() for pair in each]
@@ -116,16 +115,21 @@ class Study:
                 outputs = self._score(cases)
                 yield row_of(f"planted on {name}", cases, outputs)
             if name == base:
-                more = [case for number, pair in enumerate(self._pairs[name]) for case in negated(number, pair)][
-                    :PLANTED
-                ]
+                more = [
+                    case
+                    for number, pair in enumerate(self._pairs[name])
+                    for case in negated(number, pair, self._links[name][number])
+                ][:PLANTED]
                 yield from _rows_of_kinds([*cases, *more], [*outputs, *self._score(more)], nouns)
-        cases = [left_out(number, self._pairs[OWN][group]) for number, group in enumerate(self._groups)]
+        groups = [(self._pairs[OWN][group], self._links[OWN][group]) for group in self._groups]
+        cases = [left_out(number, *group) for number, group in enumerate(groups)]
         yield row_of(f"{SEVERAL}, one left out", cases, self._score(cases))
-        yield row_of(f"{SEVERAL}, outputs", list(self._joined()), self._several)
+        texts = [output["text"] for output in self._several]
+        cases = [joined(number, *group, text) for number, (group, text) in enumerate(zip(groups, texts, strict=True))]
+        yield row_of(f"{SEVERAL}, outputs", cases, self._several)
         if self._pairs[REFERENCES]:
-            known = map(linked_words, self._links[REFERENCES])
-            cases = list(map(judged, range(len(self._outputs)), self._pairs[OWN], self._links[OWN], known))
+            both = zip(self._pairs[OWN], self._links[OWN], self._links[REFERENCES], strict=True)
+            cases = [judged(number, *each) for number, each in enumerate(both)]
             yield row_of("ordinary outputs", cases, self._outputs)
             yield self._repair([target for _, target in self._pairs[REFERENCES]])
         pairs, rng = self._pairs[base][:PLANTED], np.random.default_rng(SEED)
@@ -139,19 +143,8 @@ class Study:
         pairs, rng, cases = self._pairs[name][:PLANTED], np.random.default_rng(SEED), list[Case]()
         material = Material([source for source, _ in pairs])
         for number, (pair, links) in enumerate(zip(pairs, self._links[name], strict=False)):
-            cases += [*inserted(number, pair, material, rng), *deleted(number, pair, links, rng)]
+            cases += [*inserted(number, pair, links, material, rng), *deleted(number, pair, links, rng)]
         return cases
-
-    def _joined(self) -> Iterator[Case]:
-        """Yield several captions with the output for them; known are the words that the model
-        translates if it gets a caption alone.
-        """
-        for number, group in enumerate(self._groups):
-            known, first = set[int](), 0
-            for (source, _), links in zip(self._pairs[OWN][group], self._links[OWN][group], strict=True):
-                known |= {first + word for word in linked_words(links)}
-                first += len(word_spans(source))
-            yield judged(number, self._pairs[SEVERAL][number], self._links[SEVERAL][number], known)
 
     def _repair(self, references: Sequence[str]) -> Row:
         """Repair ordinary outputs, and compare them with the references."""
