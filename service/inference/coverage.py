@@ -163,7 +163,9 @@ class CoverageReader:
         ids = [token.id for token in tokens]
         is_forced = target.finish_reason == "forced"
         offsets = _offsets(tokenizer, ids, text) if is_forced else tokenizer.decoded_offsets(ids)
-        for word in words_of(text, [within(span, len(text)) for span in offsets]):
+        if target.finish_reason == "stop":  # the text ends before the stop string
+            offsets = [within(span, len(text)) for span in offsets]
+        for word in words_of(text, offsets):
             logprob = sum([tokens[token].logprob for token in word.tokens])
             start, end, is_doubtful = word.start, word.end, logprob < DOUBTFUL_LOGPROB
             yield {"text": word.text, "start": start, "end": end, "logprob": logprob, "doubtful": is_doubtful}
