@@ -220,7 +220,7 @@ def _is_in(start: int, ranges: Sequence[Span]) -> bool:
 
 
 def _share(flags: Any) -> float:
-    return round(sum(flags) / max(1, len(flags)), 4)
+    return round(float(sum(flags)) / max(1, len(flags)), 4)
 
 
 def auroc(scores: Any, errors: Any, groups: Any) -> list[float]:
