@@ -48,6 +48,7 @@ def test_documents_come_back_whole_and_words_stay_under_tags() -> None:
 def test_marks_find_planted_omissions_and_repairs_gain() -> None:
     rows = {(row["model"], row["set"]): row for row in RECORDED[coverage.NAME].result.rows}
     assert rows["multi30k-en-de", "planted on references"]["auroc"][0] >= 0.94
+    assert rows["firefox", "planted on own translations"]["auroc"][0] >= 0.97
     assert rows["multi30k-en-de", "several captions, outputs"]["auroc"][0] >= 0.9
     repair = rows["multi30k-en-de", "repair"]
     assert repair["gain"][1] > 0 and repair["changed_others"] == 0
