@@ -157,7 +157,7 @@ class Study:
             ]
             for each in flagged
         ]
-        before, after = np.array(scores or [(0, 0)]).T
+        before, after = np.array(scores or [[0.0, 0.0]]).T
         gains = resamples(len(before)) @ (after - before) / len(before)
         return {
             "set": "repair",
