@@ -2,13 +2,16 @@
 
 No annotated text is needed. The model translates sentences. Words of other sentences are inserted
 into each source, and the same translation is forced again: it certainly omits the inserted words.
-The head whose weights tell these words best from all others is chosen. The coverage of a source
-word is the largest weight that it gets in any decoder step.
+The head whose weights tell these words best from all others is chosen, by the half of the sentences
+that the model translates with most confidence. The coverage of a source word is the largest weight
+that it gets in any decoder step.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,10 @@ from sightline.export.check.sessions import Sessions
 
 INSERTIONS = 8  # into each sentence
 LENGTHS = (1, 1, 3)  # in words, in turn
+# Of the sentences, those whose translation has the largest mean log-probability. A model omits
+# words of sentences that it does not know; these would count as translated.
+CONFIDENT_SHARE = 0.5
+MIN_SENTENCES = 10  # even if they are more than this share
 RARE_SHARE = 0.05  # of the sentences that may have an inserted word: others are articles and the like
 MAX_TRIES = 20  # to find an insertion
 # A marked word that the model did translate costs as much as this number of omitted words that are
@@ -55,28 +62,35 @@ def choose_coverage(sessions: Sessions, folder: Path, sentences: Sequence[str] =
 
 
 def plant(translator: Translator, sentences: Sequence[str]) -> Words:
-    """Translate sentences, and force the translations on the sentences with insertions."""
-    generator, material = np.random.default_rng(0), _Material(sentences)
-    texts, weights, inserted, changed = list[str](), list[NDArray[np.float32]](), list[bool](), list[bool]()
+    """Translate sentences, and force the translations on the sentences with insertions.
+
+    The words of those that the model translates with most confidence are returned, see
+    `CONFIDENT_SHARE`.
+    """
+    generator, material = np.random.default_rng(0), Material(sentences)
+    planted = list[tuple[float, list[tuple[str, NDArray[np.float32], bool, bool]]]]()
     for sentence in sentences:
         variants = [(sentence, (0, 0)), *material.insert_into(sentence, generator)]
         encoded = [translator.encode(text) for text, _ in variants]
         max_new_tokens = min(translator.max_new_tokens(ids) for ids, _ in encoded)
         if len(variants) == 1 or not max_new_tokens:
             continue
-        _, _, maps = translator.translate([ids for ids, _ in encoded], max_new_tokens, num_maps=len(variants))
+        _, logprobs, maps = translator.translate([ids for ids, _ in encoded], max_new_tokens, num_maps=len(variants))
+        found = []
         for (_, (start, end)), (_, words), of_source in zip(variants, encoded, maps, strict=True):
             coverage = coverage_of(of_source, [word.tokens for word in words])  # (L, H, words)
             for index, word in enumerate(words):
                 if is_name(word.text):
-                    texts.append(word.text.lower())
-                    weights.append(coverage[..., index])
-                    inserted.append(start <= word.start < end)
-                    changed.append(end > 0)
+                    found.append((word.text.lower(), coverage[..., index], start <= word.start < end, end > 0))
+        planted.append((float(logprobs[0].mean()), found))
+    planted.sort(key=itemgetter(0), reverse=True)
+    num_kept = max(MIN_SENTENCES, math.ceil(CONFIDENT_SHARE * len(planted)))
+    kept = [word for _, found in planted[:num_kept] for word in found]
+    texts, weights, inserted, changed = zip(*kept, strict=True) if kept else ((), (), (), ())
     return Words(texts, np.array(weights), np.array(inserted, np.bool_), np.array(changed, np.bool_))
 
 
-class _Material:
+class Material:
     """Words and phrases of sentences, to be inserted into others."""
 
     def __init__(self, sentences: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from lab.study import (
     claims,
     collect,
     context,
+    coverage,
     documents,
     ghost_attention,
     heads,
@@ -60,6 +61,7 @@ STEPS: Sequence[Step] = (
     documents,
     tags,
     pairs,
+    coverage,
 )
 RESULTS = Path("lab/study/results")
 LAB_DOCS = Path("lab/docs")
@@ -68,6 +70,7 @@ DOCUMENTS = (
     *(LAB_DOCS / name for name in ("attention-study.md", "attention-tables.md", "similar.md")),
     Path("docs/explanation/quantization.md"),
     Path("docs/research/translation.md"),
+    Path("docs/research/omitted-words.md"),
 )
 PICTURES = LAB_DOCS / "attention"
 WRITER = "python -m lab.study report"

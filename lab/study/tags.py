@@ -22,7 +22,7 @@ from lab.study.runs import SOURCE
 from lab.study.served import Served, served_translators
 from lab.study.step import add_keep, keep_last_rows
 from lab.study.word_aligner import align
-from lab.study.word_links import Links
+from lab.study.word_links import Links, words_in
 from lab.zoo.systems import MULTI30K
 from sightline.base.text.sentences import has_letter
 from sightline.base.text.words import Span, word_spans
@@ -97,7 +97,7 @@ def measure(arguments: argparse.Namespace) -> Result:
         )
         read = {name: list(map(without_tags, texts)) for name, texts in outputs.items()}
         pairs = [(one.text, other.text) for texts in read.values() for one, other in zip(tagged, texts, strict=True)]
-        links = iter(align([(_words(one), _words(other)) for one, other in [*pairs, *training]]))
+        links = iter(align([(words_in(one), words_in(other)) for one, other in [*pairs, *training]]))
         for name, texts in read.items():
             counts = np.array([under_tag(*each, next(links)) for each in zip(tagged, texts, strict=True)], np.float64)
             low, high = interval(f1(resamples(len(counts)) @ counts))
@@ -178,10 +178,6 @@ def f1(counts: Counts) -> Counts:
     right, wrong, missed = np.moveaxis(counts, -1, 0)
     scores: Counts = 2 * right / np.maximum(2 * right + wrong + missed, 1)
     return scores
-
-
-def _words(text: str) -> list[str]:
-    return [text[slice(*span)] for span in word_spans(text)]
 
 
 def tables(result: Result) -> Mapping[str, str]:

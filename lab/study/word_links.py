@@ -35,14 +35,14 @@ class AnnotatedPair:
 
     @property
     def source_words(self) -> list[str]:
-        return _words(self.source)
+        return words_in(self.source)
 
     @property
     def target_words(self) -> list[str]:
-        return _words(self.target)
+        return words_in(self.target)
 
 
-def _words(text: str) -> list[str]:
+def words_in(text: str) -> list[str]:
     return [text[start:end] for start, end in word_spans(text)]
 
 
@@ -61,7 +61,7 @@ def read_pairs(path: Path) -> list[AnnotatedPair]:
         if len(columns) != 5:
             raise ValueError(f"{path}, line {number} must have 5 columns separated by tabs, got {len(columns)}")
         source, target, *annotations = columns
-        size = len(_words(source)), len(_words(target))
+        size = len(words_in(source)), len(words_in(target))
         try:
             first, second, links = (_reference(text, *size) for text in annotations)
         except ValueError as error:

@@ -52,7 +52,7 @@ def prompt_block(names: Sequence[str], outputs: Mapping[str, Array], num_read: i
 
 def _select(maps: Maps, part: MapPart | None) -> Maps:
     """Return the heads and layers of a part from maps (H, L, ...)."""
-    return maps if part is None else maps[np.ix_(part.heads, part.layers)]
+    return maps if part is None else maps[part.heads_and_layers].copy()
 
 
 class MapRecorder:
@@ -150,7 +150,8 @@ def record_step(
         columns = max([recorder.next_columns(kind) for _, recorder in requesting])
         # A copy of the requested part, so that the rest of the output can be freed.
         if part is not None:
-            block, indices = block[..., :columns][np.ix_(indices, part.heads, part.layers)], list(range(len(indices)))
+            block = block[(slice(None), *part.heads_and_layers, slice(columns))][indices]
+            indices = list(range(len(indices)))
         elif len(requesting) < len(block) or columns < block.shape[3]:
             block, indices = block[indices, :, :, :columns], list(range(len(indices)))
         for index, (_, recorder) in zip(indices, requesting, strict=True):

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from sightline.base.bundle import MIN_COVERAGE_AUROC, Manifest
+from sightline.base.text.tokenizer import Offsets, TextTokenizer
 from sightline.base.text.words import Word, coverage_of, is_name, words_of
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
@@ -21,8 +23,7 @@ DOUBTFUL_LOGPROB = math.log(0.1)  # of all tokens of a target word
 BYTES_PER_WORD = 600  # memory of a word of a response
 
 
-@dataclass(slots=True)
-class CoveredWord:
+class CoveredWord(TypedDict):
     """A source word."""
 
     text: Annotated[str, Field(description="Text of the word.")]
@@ -40,8 +41,7 @@ class CoveredWord:
     ]
 
 
-@dataclass(slots=True)
-class SupportedWord:
+class SupportedWord(TypedDict):
     """A target word."""
 
     text: Annotated[str, Field(description="Text of the word.")]
@@ -63,17 +63,19 @@ class TextCoverage:
 
     @property
     def omitted(self) -> list[CoveredWord]:
-        return [word for word in self.source_words if word.omitted]
+        return [word for word in self.source_words if word["omitted"]]
 
     @property
     def doubtful(self) -> list[SupportedWord]:
-        return [word for word in self.target_words if word.doubtful]
+        return [word for word in self.target_words if word["doubtful"]]
 
     def moved(self, source: int, target: int) -> "TextCoverage":
         """Return the coverage with ranges in longer texts, where its own texts start there."""
-        sources = [replace(word, start=word.start + source, end=word.end + source) for word in self.source_words]
-        targets = [replace(word, start=word.start + target, end=word.end + target) for word in self.target_words]
-        return TextCoverage(self.coverage, sources, targets)
+        return TextCoverage(
+            self.coverage,
+            [{**word, "start": word["start"] + source, "end": word["end"] + source} for word in self.source_words],
+            [{**word, "start": word["start"] + target, "end": word["end"] + target} for word in self.target_words],
+        )
 
 
 RepairMethod = Literal["none", "beams", "continuation", "split"]
@@ -128,7 +130,7 @@ class CoverageReader:
 
         def run() -> list[Sequence[Word]]:
             pairs = zip(inputs.texts, sources, strict=True)
-            return [read_source(tokenizer, source, num_added, text, True).words for text, source in pairs]
+            return [words_of(text, _offsets(tokenizer, source, text, num_added)) for text, source in pairs]
 
         self._sources = await call.tokenize(run, inputs.texts)
 
@@ -144,25 +146,36 @@ class CoverageReader:
         maps, words = target.attention["cross"], self._sources[index]
         weights = maps[0, 0] if "cross" in request.map_parts else maps[self._layer, self._head]
         values = coverage_of(weights, [word.tokens for word in words]).tolist()
-        sources = []
+        sources = list[CoveredWord]()
         smallest = 1.0
         for word, value in zip(words, values, strict=True):
             is_judged = is_name(word.text) and word.text.lower() not in self._untranslated
             if is_judged and value < smallest:
                 smallest = value
-            sources.append(CoveredWord(word.text, word.start, word.end, value, is_judged and value < self._threshold))
+            is_omitted = is_judged and value < self._threshold
+            start, end = word.start, word.end
+            sources.append({"text": word.text, "start": start, "end": end, "coverage": value, "omitted": is_omitted})
         self._count(has_omissions=smallest < self._threshold)
         return TextCoverage(smallest, sources, list(self._supported(target, text)))
 
     def _supported(self, target: Target, text: str) -> Iterator[SupportedWord]:
         tokens, tokenizer = target.tokens, self._model.target_tokenizer
-        if target.finish_reason == "forced":
-            offsets = tokenizer.offsets(text, len(tokens))
-        else:
-            offsets = tokenizer.decoded_offsets([token.id for token in tokens])
-        for word in words_of(text, [within(span, len(text)) for span in offsets]):
+        ids = [token.id for token in tokens]
+        is_forced = target.finish_reason == "forced"
+        offsets = _offsets(tokenizer, ids, text) if is_forced else tokenizer.decoded_offsets(ids)
+        if target.finish_reason == "stop":  # the text ends before the stop string
+            offsets = [within(span, len(text)) for span in offsets]
+        for word in words_of(text, offsets):
             logprob = sum([tokens[token].logprob for token in word.tokens])
-            yield SupportedWord(word.text, word.start, word.end, logprob, logprob < DOUBTFUL_LOGPROB)
+            start, end, is_doubtful = word.start, word.end, logprob < DOUBTFUL_LOGPROB
+            yield {"text": word.text, "start": start, "end": end, "logprob": logprob, "doubtful": is_doubtful}
+
+
+def _offsets(tokenizer: TextTokenizer, ids: Sequence[int], text: str, num_added: tuple[int, int] = (0, 0)) -> Offsets:
+    """Return the range of each token of a text, which is not tokenized again if they spell it."""
+    if tokenizer.decode(ids) == text:
+        return tokenizer.decoded_offsets(ids)
+    return read_source(tokenizer, ids, num_added, text, False).offsets
 
 
 def _reason_against(manifest: Manifest) -> str:

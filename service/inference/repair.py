@@ -104,9 +104,9 @@ def _has_sentences(text: str, language: str) -> bool:
 def _beginning(output: GenerateOutput) -> str:
     """Return a text without its final mark if it ends too early, else an empty one."""
     assert output.coverage is not None
-    words = [word for word in output.coverage.source_words if is_name(word.text)]
+    words = [word for word in output.coverage.source_words if is_name(word["text"])]
     tail = words[len(words) - MIN_TAIL :]
-    if output.finish_reason != "eos" or not all(word.omitted for word in tail):
+    if output.finish_reason != "eos" or not all(word["omitted"] for word in tail):
         return ""
-    end = next((word.end for word in reversed(output.coverage.target_words) if is_name(word.text)), 0)
+    end = next((word["end"] for word in reversed(output.coverage.target_words) if is_name(word["text"])), 0)
     return output.text[:end]

@@ -173,7 +173,7 @@ class Report:
     def write(self) -> None:
         rows = ["line\tcoverage\tomitted\tdoubtful"]
         for number, coverage in sorted(self._found.items()):
-            words = [" ".join(word.text for word in words) for words in (coverage.omitted, coverage.doubtful)]
+            words = [" ".join(word["text"] for word in words) for words in (coverage.omitted, coverage.doubtful)]
             rows.append("\t".join([str(number), f"{coverage.coverage:.2f}", *words]))
         self._path.write_text("\n".join(rows) + "\n", encoding="utf-8")
 

@@ -11,7 +11,7 @@ from sightline.base.bundle import BundleError, Coverage, Manifest
 from sightline.base.bundle_files import read_bundle, read_manifest, write_manifest
 from sightline.base.text.words import coverage_of, word_spans
 from sightline.export.check.alignment import SENTENCES, Translator
-from sightline.export.check.coverage import INSERTIONS, Words, _Material, auroc, best_head, choose_coverage, plant
+from sightline.export.check.coverage import INSERTIONS, Material, Words, auroc, best_head, choose_coverage, plant
 from sightline.export.check.sessions import open_sessions
 from tests.support.export import main
 
@@ -70,7 +70,7 @@ def test_words_that_often_look_omitted_are_not_marked() -> None:
 
 def test_insertions_are_words_of_other_sentences_between_two_words() -> None:
     for language in ("en", "de", "zh"):
-        material = _Material(SENTENCES[language])
+        material = Material(SENTENCES[language])
         for sentence in SENTENCES[language]:
             own = {sentence[slice(*span)].lower() for span in word_spans(sentence)}
             found = list(material.insert_into(sentence, np.random.default_rng(0)))
@@ -80,7 +80,7 @@ def test_insertions_are_words_of_other_sentences_between_two_words() -> None:
                 assert text[:start] + text[end + len(gap) :] == sentence
                 inserted = [text[start:end][slice(*span)].lower() for span in word_spans(text[start:end])]
                 assert own.isdisjoint(inserted) and 0 < start < end < len(text)
-    assert not list(_Material(["One."]).insert_into("One.", np.random.default_rng(0)))
+    assert not list(Material(["One."]).insert_into("One.", np.random.default_rng(0)))
 
 
 def test_the_translation_of_the_sentence_is_forced_on_its_insertions(bundle: Path) -> None:

@@ -397,12 +397,12 @@ class TextTokenizer:
         offsets: Offsets = []
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         num_complete = end = 0  # `end` also counts a character whose last bytes are missing so far
-        is_first = True
+        is_first, known, skipped = True, self._bytes, self._skipped_ids
         for id_ in ids:
-            if not self.adds_text(id_):
+            if id_ in skipped or id_ >= len(known):
                 offsets.append(None)
                 continue
-            data, is_first = self.bytes_of(id_, is_first=is_first), False
+            data, is_first = self._first_bytes(id_) if is_first else known[id_], False
             start = end
             if end == num_complete and data.isascii():
                 num_complete = end = end + len(data)

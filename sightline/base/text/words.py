@@ -4,10 +4,10 @@
 in the service.
 """
 
+import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -33,9 +33,7 @@ SCRIPTS_WITHOUT_SPACES = (
     (0xFF66, 0xFF9F),  # Katakana
     (0x20000, 0x3FFFF),  # Han
 )
-
-
-FIRST_WITHOUT_SPACES = chr(SCRIPTS_WITHOUT_SPACES[0][0])
+FIRST_IDEOGRAPH = 0x3000
 
 
 class Word(NamedTuple):
@@ -47,6 +45,34 @@ class Word(NamedTuple):
     tokens: tuple[int, ...]  # indices of its tokens, in ascending order
 
 
+class _Kinds(dict[int, str]):
+    """Kind of each character by its code, for `WORD`; those of the scripts with spaces are kept."""
+
+    def __missing__(self, code: int) -> str:
+        kind = _kind_of(chr(code))
+        if code < FIRST_IDEOGRAPH:
+            self[code] = kind
+        return kind
+
+
+def _kind_of(character: str) -> str:
+    category, code = unicodedata.category(character)[0], ord(character)
+    if character.isspace():
+        return " "
+    if category == "M":
+        return "m"  # a combining mark
+    if any(first <= code <= last for first, last in SCRIPTS_WITHOUT_SPACES):
+        return "c"
+    if category == "P":
+        return "'" if character in INNER_MARKS else "," if character in INNER_MARKS_OF_NUMBERS else "!"
+    return "0" if character.isdigit() else "a" if category in "LN" else "$"
+
+
+KINDS = _Kinds()
+# A word, in the kinds of the characters of a text.
+WORD = re.compile(r"[a0m$]+(?:(?:(?<=[a0m])'(?=[a0m])|(?<=0),(?=0))[a0m$]+)*|[c',!]m*")
+
+
 def word_spans(text: str) -> list[Span]:
     """Return the character ranges of the words of a text.
 
@@ -56,51 +82,12 @@ def word_spans(text: str) -> list[Span]:
     such as Chinese and Japanese, each character is a word here; `words_of` joins those that a token
     covers.
     """
-    spans: list[Span] = []
-    continues = False  # True if a letter or digit continues the last word
-    for index, character in enumerate(text):
-        if continues and character.isalnum() and character < FIRST_WITHOUT_SPACES:  # most characters
-            spans[-1] = spans[-1][0], index + 1
-            continue
-        if character.isspace():
-            continues = False
-            continue
-        is_punctuation = unicodedata.category(character)[0] == "P" and not (continues and _is_inside(text, index))
-        is_word = is_punctuation or _is_of_script_without_spaces(character)
-        if (continues and not is_word) or (spans and _combines(text, index, spans[-1])):
-            spans[-1] = spans[-1][0], index + 1
-        else:
-            spans.append((index, index + 1))
-            continues = not is_word
-    return spans
+    return [match.span() for match in WORD.finditer(text.translate(KINDS))]
 
 
 def is_name(word: str) -> bool:
     """Return True if a word has a letter or a digit, so that it is no punctuation mark."""
     return any(map(str.isalnum, word))
-
-
-def _is_inside(text: str, index: int) -> bool:
-    """Return True if a punctuation mark is part of the word around it."""
-    before, after = text[index - 1], text[index + 1 : index + 2]
-    if text[index] in INNER_MARKS_OF_NUMBERS:
-        return before.isdigit() and after.isdigit()
-    return text[index] in INNER_MARKS and bool(after) and _is_letter(before) and _is_letter(after)
-
-
-def _is_letter(character: str) -> bool:
-    """Return True for letters, digits and combining marks of scripts with spaces."""
-    return unicodedata.category(character)[0] in "LNM" and not _is_of_script_without_spaces(character)
-
-
-def _is_of_script_without_spaces(character: str) -> bool:
-    code = ord(character)
-    return character >= FIRST_WITHOUT_SPACES and any(first <= code <= last for first, last in SCRIPTS_WITHOUT_SPACES)
-
-
-def _combines(text: str, index: int, last: Span) -> bool:
-    """Return True if a character is a combining mark of the word that ends before it."""
-    return last[1] == index and unicodedata.category(text[index])[0] == "M"
 
 
 def words_of(text: str, spans: Sequence[Span | None]) -> list[Word]:
@@ -114,32 +101,28 @@ def words_of(text: str, spans: Sequence[Span | None]) -> list[Word]:
     """
     parts = word_spans(text)
     starts, ends = [start for start, _ in parts], [end for _, end in parts]
-    # The parts of which each token covers characters.
-    covered = [range(0) if span is None else _overlapping(starts, ends, *span) for span in spans]
-    joined = {part for token_parts in covered for part in token_parts[1:]}  # parts of the same word as the part before
-    word_at: list[int] = []  # index of the first part of the word, by part
-    for part in range(len(parts)):
-        word_at.append(word_at[-1] if part in joined else part)
-    tokens: dict[int, list[int]] = {}
-    invisible: list[int] = []  # tokens without visible characters whose next word is not known yet
-    for token, (own, span) in enumerate(zip(covered, spans, strict=True)):
-        if own:
-            tokens.setdefault(word_at[own[0]], []).extend([*invisible, token])
-            invisible.clear()
-        elif span is not None:
-            invisible.append(token)
-    if tokens:
-        tokens[max(tokens)] += invisible
-    end_of = {word: end for word, (_, end) in zip(word_at, parts, strict=True)}  # of its last part
+    words: list[tuple[int, int, list[int]]] = []  # first and last part, and tokens
+    waiting: list[int] = []  # tokens without visible characters, before the next word
+    for token, span in enumerate(spans):
+        if span is None:
+            continue
+        waiting.append(token)
+        start, end = span
+        first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
+        if start == end or first > last:
+            continue
+        if words and first <= words[-1][1]:
+            earliest, latest, tokens = words[-1]
+            words[-1] = earliest, max(latest, last), tokens + waiting
+        else:
+            words.append((first, last, waiting))
+        waiting = []
+    if words:
+        words[-1][2].extend(waiting)
     return [
-        Word(text[parts[word][0] : end_of[word]], parts[word][0], end_of[word], tuple(sorted(tokens[word])))
-        for word in sorted(tokens)
+        Word(text[starts[first] : ends[last]], starts[first], ends[last], tuple(tokens))
+        for first, last, tokens in words
     ]
-
-
-def _overlapping(starts: Sequence[int], ends: Sequence[int], start: int, end: int) -> range:
-    """Return the indices of the ranges that share characters with a range."""
-    return range(bisect_right(ends, start), bisect_left(starts, end)) if start < end else range(0)
 
 
 def rows_that_read(maps: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -155,12 +138,13 @@ def coverage_of(maps: NDArray[np.float32], words: Sequence[Sequence[int]]) -> ND
     """Return the coverage (..., words) of source words from maps (..., T, S) of tokens.
 
     It is the largest weight that a word gets in any step, as the sum over its tokens. A word
-    without a translation has a small one.
+    without a translation has a small one. The tokens between the first word and the end of the
+    last one all belong to words.
     """
-    tokens = np.fromiter(chain.from_iterable(words), np.intp)
-    membership = np.zeros((maps.shape[-1], len(words)), np.float32)
-    membership[tokens, np.repeat(np.arange(len(words)), np.fromiter(map(len, words), np.intp))] = 1
-    coverage: NDArray[np.float32] = (maps @ membership).max(axis=-2, initial=0)
+    if not words:
+        return np.zeros((*maps.shape[:-2], 0), np.float32)
+    starts = [tokens[0] for tokens in words]
+    coverage: NDArray[np.float32] = np.add.reduceat(maps[..., : words[-1][-1] + 1], starts, axis=-1).max(-2, initial=0)
     return coverage
 
 

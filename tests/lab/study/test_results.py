@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from lab.bench.record import read_results
-from lab.study import claims, collect, documents, pairs, quality, tags
+from lab.study import claims, collect, coverage, documents, pairs, quality, tags
 from lab.study.__main__ import RESULTS
 from lab.study.headline import ADDITIVE, TARGET
 from lab.study.runs import TRANSLATING, runs_by_system, system_of
@@ -43,6 +43,15 @@ def test_documents_come_back_whole_and_words_stay_under_tags() -> None:
     scores = {(row["model"], row["method"]): row["f1"] for row in RECORDED[tags.NAME].result.rows}
     assert scores["multi30k-en-de", "Sightline"] >= 0.94 and scores["firefox", "Sightline"] >= 0.98
     assert max(RECORDED[pairs.NAME].result.rows[0]["megabytes"]) <= 512
+
+
+def test_marks_find_planted_omissions_and_repairs_gain() -> None:
+    rows = {(row["model"], row["set"]): row for row in RECORDED[coverage.NAME].result.rows}
+    assert rows["multi30k-en-de", "planted on references"]["auroc"][0] >= 0.94
+    assert rows["firefox", "planted on own translations"]["auroc"][0] >= 0.97
+    assert rows["multi30k-en-de", "several captions, outputs"]["auroc"][0] >= 0.9
+    repair = rows["multi30k-en-de", "repair"]
+    assert repair["gain"][1] > 0 and repair["changed_others"] == 0
 
 
 def test_the_classifier_is_correct_on_four_of_five_sentences() -> None:

@@ -1,0 +1,121 @@
+"""Pairs of sentences in which it is known which words are omitted or made up."""
+
+import re
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+
+import numpy as np
+
+from lab.study.word_links import Links, words_in
+from sightline.base.text.words import Span, is_name, word_spans
+from sightline.export.check.coverage import Material
+
+INSERTIONS = 2  # into each sentence
+LENGTHS = (1, 3)  # of what is deleted, in words of the source
+Pair = tuple[str, str]  # source and target
+
+
+@dataclass(frozen=True)
+class Case:
+    """A source and its target, with ranges of one of them."""
+
+    group: int  # cases of a group are resampled together
+    source: str
+    target: str
+    errors: Sequence[Span]  # omitted or made-up words
+    unknown: Sequence[Span] = ()  # words that may be errors
+
+
+def inserted(group: int, pair: Pair, links: Links, material: Material, rng: np.random.Generator) -> Iterator[Case]:
+    """Yield the source with words of other sentences, which the target omits."""
+    for text, span in islice(material.insert_into(pair[0], rng), INSERTIONS):
+        yield _grown(group, pair, links, text, span)
+
+
+def negated(group: int, pair: Pair, links: Links) -> Iterator[Case]:
+    """Yield the source with an added "not" after "is" or "are"."""
+    if match := re.search(r"\b(is|are) ", pair[0]):
+        start = match.end()
+        yield _grown(group, pair, links, f"{pair[0][:start]}not {pair[0][start:]}", (start, start + len("not")))
+
+
+def _grown(group: int, pair: Pair, links: Links, text: str, span: Span) -> Case:
+    size = len(text) - len(pair[0])
+    words = unlinked(pair[0], links)
+    moved = [(start + size, end + size) if start >= span[0] else (start, end) for start, end in words]
+    return Case(group, text, pair[1], [span], moved)
+
+
+def made_up(group: int, pair: Pair, material: Material, rng: np.random.Generator) -> Iterator[Case]:
+    """Yield the target with words of other sentences."""
+    for text, span in islice(material.insert_into(pair[1], rng), INSERTIONS):
+        yield Case(group, pair[0], text, [span])
+
+
+def deleted(group: int, pair: Pair, links: Links, rng: np.random.Generator) -> Iterator[Case]:
+    """Yield the target without the words that are linked to only a part of the source."""
+    source, words = pair[0], word_spans(pair[0])
+    for length in LENGTHS:
+        for first in rng.permutation(max(0, len(words) - length + 1)).tolist():
+            part = range(first, first + length)
+            cut = {other for word, other in links if word in part}
+            is_free = all(word in part for word, other in links if other in cut)
+            if cut and is_free and all(is_name(source[slice(*words[word])]) for word in part):
+                errors = [words[word] for word in part]
+                yield Case(group, source, _without(pair[1], cut), errors, unlinked(source, links))
+                break
+
+
+def _without(text: str, cut: Container[int]) -> str:
+    """Return a text without some of its words."""
+    kept, last = "", 0
+    for word, (start, end) in enumerate(word_spans(text)):
+        if word in cut:
+            kept, last = kept + text[last:start].rstrip(), end
+    return (kept + text[last:]).strip()
+
+
+def left_out(group: int, pairs: Sequence[Pair], links: Sequence[Links]) -> Case:
+    """Return several sentences in one source, of which the target omits one."""
+    left, starts = group % len(pairs), list(accumulate((len(source) + 1 for source, _ in pairs), initial=0))
+    unknown = [
+        (start + first, start + last)
+        for start, (source, _), of_pair in zip(starts, pairs, links, strict=False)
+        for first, last in unlinked(source, of_pair)
+    ]
+    sources, targets = zip(*pairs, strict=True)
+    kept = " ".join([*targets[:left], *targets[left + 1 :]])
+    return Case(group, " ".join(sources), kept, [(starts[left], starts[left + 1])], unknown)
+
+
+def joined(group: int, pairs: Sequence[Pair], links: Sequence[Links], target: str) -> Case:
+    """Return several sentences in one source with a target for all.
+
+    A word is omitted if what it is linked to, in the translation of its sentence alone, is not in
+    the target. Words that are linked to words of several sentences do not count.
+    """
+    found, start, errors, unknown = {word.lower() for word in words_in(target)}, 0, list[Span](), list[Span]()
+    translations = [[word.lower() for word in words_in(each)] for _, each in pairs]
+    counts = Counter(word for words in translations for word in set(words))
+    for (source, _), words, of_pair in zip(pairs, translations, links, strict=True):
+        for index, (first, last) in enumerate(word_spans(source)):
+            own = {words[other] for word, other in of_pair if word == index}
+            if not own or any(counts[word] > 1 for word in own):
+                unknown.append((start + first, start + last))
+            elif own.isdisjoint(found):
+                errors.append((start + first, start + last))
+        start += len(source) + 1
+    return Case(group, " ".join(source for source, _ in pairs), target, errors, unknown)
+
+
+def judged(group: int, pair: Pair, links: Links, known: Links) -> Case:
+    """Return a pair that omits the words without a link, of those that have one in another pair."""
+    return Case(group, *pair, unlinked(pair[0], links), unlinked(pair[0], known))
+
+
+def unlinked(text: str, links: Links) -> list[Span]:
+    """Return the words of a source without a link."""
+    linked = {word for word, _ in links}
+    return [span for word, span in enumerate(word_spans(text)) if word not in linked]
