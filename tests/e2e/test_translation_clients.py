@@ -73,7 +73,8 @@ def test_documents_of_the_package_of_deepl(
         )
 
 
-def test_glossaries_of_the_package_of_deepl(tmp_path: Path) -> None:
+def test_glossaries_of_the_package_of_deepl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(seconds / 50))
     bundles = tmp_path / "bundles"
     bundles.mkdir()
     (bundles / "multi30k-en-de").symlink_to(Path("bundles/multi30k-en-de").absolute())
@@ -93,6 +94,11 @@ def test_glossaries_of_the_package_of_deepl(tmp_path: Path) -> None:
             assert "Rüde" in result.text
         result = client.translate_text_with_glossary("A dog runs.", glossary)
         assert "Rüde" in result.text
+        (tmp_path / "en.txt").write_text("A dog runs.")
+        client.translate_document_from_filepath(
+            tmp_path / "en.txt", tmp_path / "de.txt", target_lang="DE", glossary=glossary
+        )
+        assert "Rüde" in (tmp_path / "de.txt").read_text()
         client.delete_glossary(table)
         with pytest.raises(deepl.GlossaryNotFoundException, match=r"There is no glossary with this id"):
             client.get_glossary(table.glossary_id)
