@@ -107,7 +107,7 @@ def _is_nested(text: str) -> bool:
     open_elements: list[str] = []
     for is_end, name in TAG.findall(text):
         if not is_end:
-            open_elements += [name] * (name != "br")
+            open_elements += [name] * (name not in ("br", "img"))
         elif not open_elements or open_elements.pop() != name:
             return False
     return not open_elements
