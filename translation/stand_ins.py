@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, pairwise, takewhile
 from operator import eq
 
 import numpy as np
@@ -95,6 +95,14 @@ class Sentence:
         """
         self.text = text
         self.edits = list(_edits(text, kept, terms, unknown, edges))
+        gaps = [*pairwise([0, *chain.from_iterable((edit.start, edit.end) for edit in self.edits), len(text)])][::2]
+        words = " ".join(text[start:end] for start, end in gaps)
+        self._is_upper = words.isupper() and len(words.split()) > 1
+        if self._is_upper:  # models know few words in capitals
+            plain = [
+                Edit(start, end, text[start:end].lower() if start else text[:end].capitalize()) for start, end in gaps
+            ]
+            self.edits = sorted([*self.edits, *plain], key=lambda edit: (edit.start, edit.end))
         self.model_text, position = "", 0
         self._starts: list[tuple[int, int, Edit]] = []  # range of each edit in the model's text
         self._origins: list[Span] = []  # of each character of the model's text
@@ -159,7 +167,7 @@ class Sentence:
                 if first < last:
                     words.append(_word(piece, first, last, len(text)))
                     rows.append(padded[index, chosen])
-            text += piece
+            text += _upper(piece) if self._is_upper and edit is None else piece
         return Aligned(text, [word for word, _ in sources], words, np.array(rows).reshape(len(rows), len(sources)))
 
     def _pieces(self, translated: Translated, places: dict[Edit, Span]) -> list[Piece]:
@@ -198,6 +206,11 @@ class Sentence:
             position += joins_next and after == " "
         add(text[position:], position)
         return pieces
+
+
+def _upper(text: str) -> str:
+    """Return a text of the same length in capitals."""
+    return "".join(each.upper() if len(each.upper()) == 1 else each for each in text)
 
 
 def _form(word: str) -> str:
