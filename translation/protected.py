@@ -85,7 +85,8 @@ _PATTERNS = {
     "name": r"(?<![\w.])[A-Za-z][\w.]*\(\)|(?<!\w)_?[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+_?(?!\w)|(?<![\w-])[A-Za-z]+\d\w*",
     "hash": r"(?<!\w)0x[\da-fA-F]+(?!\w)|(?<!\w)(?=[a-fA-F]*\d)[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}"
     r"|(?<!\w)(?=\d*[a-f])[\da-f]{7,64}(?!\w)",
-    "phone": r"(?<![\w+])(?:\+\d|\(\d{2,5}\) ?\d)[\d ()/.-]{3,18}\d",
+    "phone": rf"(?<![\w+])(?:\+\d|\(\d{{2,5}}\) ?\d)(?:[ /.-]?(?:\d|\(\d{{1,5}}\))){{3,18}}"
+    rf"(?!\d|[:.,×–^]\d| ?(?:{_UNIT})\b)",
 }
 _ANY = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _PATTERNS.items()))
 _AFTER_URL = re.compile(r"[.,:;!?'*_…]+\Z")
