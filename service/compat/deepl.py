@@ -215,10 +215,10 @@ def _names(tags: str | list[str] | None) -> frozenset[str]:
 
 async def upload_document(call: Call, body: DeeplDocumentBody) -> DeeplHandle:
     """Begin to translate a document."""
+    stored = await use_glossaries(call, glossaries.find, body.glossary_id) if body.glossary_id else None
     document = await read_file(call, body.file)
     requested = {"source_language": body.source_language or AUTO, "target_language": body.target_language}
     [(_, route)] = await routes_of(call, [sample_of(document)], requested)
-    stored = await use_glossaries(call, glossaries.find, body.glossary_id) if body.glossary_id else None
     terms = stored.terms(route[0].source, route[-1].target) if stored else NO_TERMS
     translate = partial(translate_document, document=document, requested=requested, glossary=terms, waits=True)
     document_id, document_key = f"{secrets.token_hex(16)}.{body.file.extension}", secrets.token_hex(32)
