@@ -5,6 +5,7 @@ units, and the like.
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -86,7 +87,7 @@ _PATTERNS = {
     "hash": r"(?<!\w)0x[\da-fA-F]+(?!\w)|(?<!\w)(?=[a-fA-F]*\d)[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}"
     r"|(?<!\w)(?=\d*[a-f])[\da-f]{7,64}(?!\w)",
     "phone": rf"(?<![\w+])(?:\+\d|\(\d{{2,5}}\) ?\d)(?:[ /.-]?(?:\d|\(\d{{1,5}}\))){{3,18}}"
-    rf"(?!\d|[:.,×–^]\d| ?(?:{_UNIT})\b)",
+    rf"(?!\d|[:.,×–^]\d| ?(?:{_SPACED_UNIT})\b)",
 }
 _ANY = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _PATTERNS.items()))
 _AFTER_URL = re.compile(r"[.,:;!?'*_…]+\Z")
@@ -114,11 +115,13 @@ def protected_spans(text: str, given: Iterable[Kept] = ()) -> list[Kept]:
         else:
             kept.append(span)
     fenced = [Kept(*match.span()) for match in _FENCED.finditer(text)]
-    for span in [*fenced, *_indented_code(text), *_matches(text)]:
+    for span in [*fenced, *_indented_code(text)]:
         index = bisect_right(kept, span.start, key=lambda other: other.start)
         if (index == 0 or kept[index - 1].end <= span.start) and (index == len(kept) or kept[index].start >= span.end):
             kept.insert(index, span)
-    return kept
+    edges = [0, *(edge for span in kept for edge in (span.start, span.end)), len(text)]
+    found = [match for gap in [*pairwise(edges)][::2] for match in _matches(text, *gap)]
+    return sorted([*kept, *found])
 
 
 def kept_within(kept: Sequence[Kept], start: int, end: int) -> list[Kept]:
@@ -127,9 +130,9 @@ def kept_within(kept: Sequence[Kept], start: int, end: int) -> list[Kept]:
     return list(kept[first : bisect_left(kept, end, key=lambda span: span.start)])
 
 
-def _matches(text: str) -> Iterable[Kept]:
-    for match in _ANY.finditer(text):
-        name, start, end = match.lastgroup or "", *match.span()
+def _matches(text: str, start: int, end: int) -> Iterable[Kept]:
+    for match in _ANY.finditer(text, start, end):
+        name, (start, end) = match.lastgroup or "", match.span()
         if match["url"] or match["domain"] or match["path"]:
             end = start + len(_trimmed_url(match[0]))
         yield Kept(start, end, name.startswith("symbol"))
