@@ -94,11 +94,11 @@ def test_glossaries_of_the_package_of_deepl(tmp_path: Path, monkeypatch: pytest.
             assert "Rüde" in result.text
         result = client.translate_text_with_glossary("A dog runs.", glossary)
         assert "Rüde" in result.text
-        (tmp_path / "en.txt").write_text("A dog runs.")
-        client.translate_document_from_filepath(
-            tmp_path / "en.txt", tmp_path / "de.txt", target_lang="DE", glossary=glossary
-        )
-        assert "Rüde" in (tmp_path / "de.txt").read_text()
+        source, target = tmp_path / "en.txt", tmp_path / "de.txt"
+        source.write_text("A dog runs.")
+        languages: Any = {"source_lang": "EN", "target_lang": "DE"}
+        client.translate_document_from_filepath(source, target, **languages, glossary=glossary)
+        assert "Rüde" in target.read_text()
         client.delete_glossary(table)
         with pytest.raises(deepl.GlossaryNotFoundException, match=r"There is no glossary with this id"):
             client.get_glossary(table.glossary_id)
