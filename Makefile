@@ -15,6 +15,7 @@ BUNDLES ?= bundles# folders to serve, such as 'bundles lab/bundles'
 COMPOSE ?= docker compose# or: docker-compose
 BENCH ?=# sections and options, see: python -m lab.bench --help
 ALLOW_DIRTY ?=# 1 measures with uncommitted changes
+FIREFOX ?= build/firefox-files# files of Firefox's model en-pt, of which build/firefox has the bundle
 SOAK ?= 30# minutes
 MODEL ?= minilm# see: sightline models get --help
 BITS ?=# bits per weight of MODEL: 8, 4, 16 (CUDA, experimental) or 32; 32 by default
@@ -44,7 +45,7 @@ CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 PYTEST = $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-ray test-prometheus test-kubernetes test-proxies test-download test-clients test-pythons wheel sbom release publish bench bench-readme bench-quick soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-ray test-prometheus test-kubernetes test-proxies test-download test-clients test-pythons wheel sbom release publish bench bench-readme bench-quick translators soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -203,6 +204,12 @@ bench-readme: $(DEV)/ready  ## measure the figures of the README (at most 30 min
 
 bench-quick: $(DEV)/ready  ## print the ratios of the README from short loads (some minutes)
 	$(DEV)/bin/python -m lab.bench --readme --quick $(BENCH) $(DIRTY)
+
+translators: $(DEV)/ready  ## measure docs/research/translation.md (half an hour on a quiet machine)
+	$(DEV)/bin/python -m lab.study documents bundles build/firefox $(DIRTY)
+	$(DEV)/bin/python -m lab.study tags bundles build/firefox --data data/multi30k --sentences 500 --firefox $(FIREFOX) $(DIRTY)
+	$(DEV)/bin/python -m lab.study pairs build/firefox/firefox --firefox $(FIREFOX) $(DIRTY)
+	$(DEV)/bin/python -m lab.study report
 
 soak: $(DEV)/ready  ## load all endpoints for SOAK minutes and check that memory, descriptors and threads do not grow
 	$(DEV)/bin/python -m lab.bench soak --minutes $(SOAK) $(DIRTY)

@@ -48,14 +48,9 @@ def shared(weights: Weights) -> Weights:
     A source word thus takes part where it has the most of its weight, even if the target words
     there attend more to another word.
     """
-    if not weights.size:
-        return weights
-    rows, columns = weights.sum(axis=1, keepdims=True), weights.sum(axis=0, keepdims=True)
-    product: Weights = np.sqrt(
-        np.divide(weights, rows, out=np.zeros_like(weights), where=rows > 0)
-        * np.divide(weights, columns, out=np.zeros_like(weights), where=columns > 0)
-    )
-    return product
+    totals = weights.sum(axis=1, keepdims=True) * weights.sum(axis=0, keepdims=True)
+    shares: Weights = np.divide(weights, np.sqrt(totals), out=np.zeros_like(weights), where=totals > 0)
+    return shares
 
 
 def share_of(weights: Weights, columns: Iterable[int]) -> NDArray[np.float64]:

@@ -6,9 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sightline.base.text.sentences import has_letter
+from sightline.translation.files.document import ends_of_tags
 from sightline.translation.marks import SPACE, Node, TextBuilder, Texts, TranslatedText, nodes_of
 
 INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # characters that no XML has
+# Elements at the start and at the end of a part, as XLIFF, DOCX and ODT have them.
+_ENDS = {
+    "ept": "bpt", "ec": "sc", "bookmarkEnd": "bookmarkStart", "commentRangeEnd": "commentRangeStart",
+    "bookmark-end": "bookmark-start", "reference-mark-end": "reference-mark-start", "fldChar end": "fldChar begin",
+}  # fmt: skip
+PAIR = "sightline-pair"  # an element around both that exists only during a translation
 # Returns the text for which an element stands that is copied as a whole; None if its text is
 # translated.
 StandsFor = Callable[[Any], str | None]
@@ -22,7 +29,9 @@ def add_content(
     `after` is the child before them; None for the start. Whitespace is one space if it `collapses`,
     and stays as it is at the ends.
     """
-    builder = TextBuilder(collapses=collapses)
+    from lxml import etree
+
+    builder, siblings = TextBuilder(collapses=collapses), _with_pairs(nodes)
 
     def add_element(element: Any) -> None:
         text = stands_for(element)
@@ -31,31 +40,57 @@ def add_content(
             return
         builder.open(element)
         builder.add(element.text or "")
-        for child in element:
+        for child in list(element) if element.tag == PAIR else _with_pairs(element):
             add_element(child)
             builder.add(child.tail or "")
         builder.close()
 
     first = (parent.text if after is None else after.tail) or ""
     builder.add(first)
-    for node in nodes:
+    for node in siblings:
         add_element(node)
         builder.add(node.tail or "")
     text = builder.finish()
-    last = (nodes[-1].tail or "") if nodes else first
+    last = (siblings[-1].tail or "") if siblings else first
     edges = (first[: len(first) - len(first.lstrip())], last[len(last.rstrip()) :]) if collapses else ("", "")
 
     def write(result: TranslatedText) -> None:
-        for node in nodes:
+        for node in siblings:
             parent.remove(node)
         if after is None:
             parent.text = edges[0]
         else:
             after.tail = edges[0]
         _fill(parent, after, [*nodes_of(text, result), edges[1]], builder.things, stands_for)
+        separate()
+
+    def separate() -> None:
+        if any(thing.tag == PAIR for thing in builder.things):
+            etree.strip_tags(parent, PAIR)
 
     if has_letter(text.text):
         texts.add(text, write, builder.things)
+    else:
+        separate()
+
+
+def _with_pairs(nodes: Sequence[Any]) -> list[Any]:
+    """Put each start, its end and what is between them into an element; return the nodes then."""
+    joined, tags = list(nodes), list[tuple[int, str, bool]]()
+    for at, node in enumerate(nodes):
+        thing = next(node.iterchildren("{*}fldChar"), node)
+        values = {key.rpartition("}")[2]: value for key, value in thing.attrib.items()}
+        name = f"{str(thing.tag).rpartition('}')[2]} {values.get('fldCharType', '')}".rstrip()
+        if name in _ENDS or name in _ENDS.values():
+            key = next((values[each] for each in ("startRef", "rid", "id", "name") if each in values), "")
+            tags.append((at, f"{_ENDS.get(name, name)} {key}", name in _ENDS))
+    for start, end in sorted(ends_of_tags(tags).items(), reverse=True):
+        pair, last = nodes[start].makeelement(PAIR), joined.index(nodes[end], start)
+        nodes[start].addprevious(pair)
+        pair.tail, nodes[end].tail = nodes[end].tail, None
+        pair.extend(joined[start : last + 1])
+        joined[start : last + 1] = [pair]
+    return joined
 
 
 def _fill(parent: Any, last: Any, nodes: Sequence[Node], things: Sequence[Any], stands_for: StandsFor) -> None:

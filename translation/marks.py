@@ -4,7 +4,7 @@ A format turns each of its paragraphs into a `MarkedText`, and writes the `Trans
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -181,3 +181,19 @@ def nodes_of(source: MarkedText, translation: TranslatedText) -> list[Node]:
         return [node for node in [*nodes, text[position:end]] if node]
 
     return inside(None, 0, len(text))
+
+
+def nested(marks: Sequence[Mark], placed: Sequence[PlacedMark], size: int) -> list[PlacedMark]:
+    """Return placed marks in order, each inside of its parent and none over a part of another."""
+    children: dict[int | None, list[PlacedMark]] = {}
+    for mark in placed:
+        children.setdefault(marks[mark.index].parent, []).append(mark)
+
+    def inside(parent: int | None, start: int, end: int) -> Iterator[PlacedMark]:
+        for child in sorted(children.get(parent, ()), key=lambda mark: (mark.start, mark.end, mark.index)):
+            first = min(max(child.start, start), end)
+            start = min(max(child.end, first), end)
+            yield replace(child, start=first, end=start)
+            yield from inside(child.index, first, start)
+
+    return list(inside(None, 0, size))

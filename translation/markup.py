@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sightline.base.text.sentences import has_letter
-from sightline.translation.elements import INVALID, add_content
+from sightline.translation.elements import INVALID, PAIR, add_content
 from sightline.translation.marks import MarkedText, Texts, TranslatedText, Writer
 
 MarkupKind = Literal["html", "xml"]
@@ -89,7 +89,7 @@ class Markup(Texts):
         """Yield the text, the mark and the name of each element inside of a text."""
         for text, elements in enumerate(self.things):
             for mark, element in enumerate(elements):
-                if isinstance(element.tag, str):
+                if isinstance(element.tag, str) and element.tag != PAIR:
                     yield text, mark, element.tag
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> str:

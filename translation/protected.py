@@ -3,8 +3,9 @@ units, and the like.
 """
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -19,11 +20,13 @@ class Kept(NamedTuple):
 _CURRENCY = "[$€£¥₹₽₩₺₴₫₪฿₿¢]|(?:US|A|C|NZ|HK|S|R)\\$|CHF|EUR|USD|GBP|JPY|CNY|BRL|R\\$"
 _UNIT = (
     "%|‰|°[CF]?|℃|℉|[kKMGTP]i?[Bb](?:/s|ps)?|[cmkdnµμ]m[²³23]?|m[²³]|[mkµμ]?g|[mckdµμ]?[lL]|[kMG]?Hz|[kMG]?Wh?|[kmM]?V"
-    "|m?Ah?|[nmµμ]s|min|hrs?|sec|km/h|m/s|mph|fps|dpi|ppi|rpm|px|pt|rem|lbs?|oz|ft|mi|kcal|k?cal|k?J|[kMG]?Pa|bar|psi"
-    f"|[kM]?Ω|dB|lm|lx|ha|t|x|{_CURRENCY}"
+    "|m?Ah?|[nmµμ]s|min|hrs?|sec|mph|fps|dpi|ppi|rpm|px|pt|rem|lbs?|oz|ft|mi|kcal|k?cal|k?J|[kMG]?Pa|bar|psi"
+    f"|[kM]?Ω|dB|lm|lx|ha|t|x|[ap]m|{_CURRENCY}"
 )
-_SPACED_UNIT = f"(?![AVWJxLkKMGTP]\\b)(?:{_UNIT})|[kKMGTP]i?B"
-_DIGITS = "\\d+(?:[.,:/'’·٫٬-]\\d+|(?<=\\d)[ \u00a0\u202f]\\d{3}(?!\\d))*"
+_PER = "(?:/[a-zµμ]{1,3}[²³]?(?!\\w))?"  # such as "km/h"
+_SPACED_UNIT = f"(?!(?:[AVWJxLkKMGTP]|[ap]m)\\b)(?:{_UNIT})|[kKMGTP]i?B"
+_MORE_DIGITS = "(?:[.,:/'’·٫٬×x^–-]\\d+|[ \u00a0\u202f]\\d{3}(?!\\d))"
+_DIGITS = f"\\d+{_MORE_DIGITS}*"
 _EMOJI = (
     "(?:[\U0001f1e6-\U0001f1ff]{2}|[0-9#*]\ufe0f?\u20e3|[\u2190-\u21ff\u2300-\u23ff\u25a0-\u27bf\u2900-\u297f"
     "\u2b00-\u2bff\u3030\u303d©®™\U0001f000-\U0001faff][\ufe0e\ufe0f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*"
@@ -40,12 +43,12 @@ _PLURALS = "plural|select|selectordinal|number|date|time|spellout|ordinal|durati
 _NESTED = "[^{}]*(?:\\{[^{}]*(?:\\{[^{}]*(?:\\{[^{}]*\\}[^{}]*)*\\}[^{}]*)*\\}[^{}]*)*"  # balanced braces
 # The order decides between patterns that match at the same character.
 _PATTERNS = {
-    "code": r"(?<!`)(?P<ticks>`{1,3})(?!`)[^`\n]{1,500}(?<!`)(?P=ticks)(?!`)",
+    "code": r"(?<!`)(?P<ticks>`{1,3})(?!`)[^\n]{1,500}?(?<!`)(?P=ticks)(?!`)",
     "math": r"\$\$[^$]{1,500}\$\$|(?<![\w$])\$(?![\s\d$])[^$\n]{0,200}?[^\s$]\$(?![\w$])|\\\([^\n]{1,200}?\\\)",
     "latex": r"\\[a-zA-Z]+(?:\[[^\[\]\n]{0,50}\])?(?:\{[^{}\n]{0,200}\})+",
     "icu": rf"\{{\s*[\w.-]{{1,64}}\s*,\s*(?:{_PLURALS})\b{_NESTED}\}}",
     "braces": r"\{\{\{?[^{}\n]{0,200}\}?\}\}|\{%[^{}\n]{0,200}%\}|[$#%@]\{[^{}\n]{0,200}\}"
-    r"|%?\{\s*[\w.:$!|%\[\]+-]*\s*\}",
+    r"|%?\{\s*[\w.,:$!|%\[\]<>^+-]*\s*\}|\$t\([^()\n]{1,200}\)",
     "tag": r"<!--(?s:.{0,2000}?)-->|</?[A-Za-z][\w:.-]*(?:\s[^<>\n]{0,1000})?/?>|<%[^\n]{0,200}?%>",
     "url": rf"(?<![\w])(?:[a-zA-Z][a-zA-Z0-9+.-]{{1,15}}://|www\.|mailto:|tel:\+?\d){_URL_CHARACTERS}{{1,2000}}",
     "email": r"(?<![\w.+%-])[\w.+%-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,6}",
@@ -58,31 +61,40 @@ _PATTERNS = {
     r"(?![\w-]|\.\w)",
     "printf": (
         r"%(?:\(\w+\)|\d+\$)?[-+#0]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh|ll|[hlLzjt])?[diouxXeEfFgGcsrapn@](?![A-Za-z])"
-        r"|%\w+%|%L?\d{1,2}(?![\w%])|%%"
+        r"|%\w+%(?:\\[\w.\\-]+)?|%L?\d{1,2}(?![\w%])|%%"
     ),
     "variable": r"(?<![\w$])\$(?:\([\w.]+\)|[A-Za-z_]\w*|\d+(?![\d.,]))|(?<!\w)__\w+__(?!\w)",
     "symbol_name": r"(?<![\w:]):[a-z0-9_+-]*[a-z][a-z0-9_+-]*:(?!\w)",
+    "symbol_note": r"\[\^[^\]\s]{1,40}\]:?",
     "symbol_hashtag": r"(?<![\w&#/])#\w+",
-    "handle": r"(?<![\w@/.])@\w[\w.-]*\w(?:@[\w-]+(?:\.[\w-]+)+)?",
+    "handle": r"(?<![\w@/.])@:?\w[\w.-]*\w(?:@[\w-]+(?:\.[\w-]+)+)?",
     "entity": r"&(?:#\d{1,7}|#x[\da-fA-F]{1,6}|[A-Za-z]\w{1,30});",
     "symbol_emoji": f"{_EMOJI}(?:[ ]?{_EMOJI})*",
     "flag": r"(?<![\w-])--[a-zA-Z][\w-]*(?:=[^\s.,;]+)?",
+    "symbol_emoticon": r"(?<!\S)[:;=][-^']?[()DPp|/*](?!\w)",
+    "address": r"(?<![\w:])(?=[\d:]*(?:[a-fA-F]|::))(?:[\da-fA-F]{0,4}:){2,7}[\da-fA-F]{0,4}(?![\w:])",
+    "account": r"(?<!\w)[A-Z]{2}\d\d(?: ?[A-Z\d]{4}){3,7}(?: ?[A-Z\d]{1,3})?(?!\w)",
+    "version": r"(?<![\w.])[vV]?\d+(?:\.\d+)+[-+.]?(?:alpha|beta|rc|dev|post|pre|a|b)[.-]?\d*(?!\w)",
     "time": r"(?<!\w)\d{4}-\d\d-\d\dT[\d:.]{4,20}(?:Z|[+-]\d\d:?\d\d)?",
     "number": (
         rf"(?<![\w.])[+−±~≈-]?(?:(?:{_CURRENCY})[ \u00a0\u202f]?{_DIGITS}"
         rf"(?:[ \u00a0\u202f]?(?:{_UNIT}|[kKMB]n?)(?![\w({{%]))?(?!\w)"
-        rf"|{_DIGITS}(?:(?:{_UNIT})(?!\w)|[ \u00a0\u202f](?:{_SPACED_UNIT})(?![\w'’({{%-])))"
-        rf"|(?<![\w.])[vV+−±~≈-]?\d+(?:[.,:/'’·٫٬-]\d+|[ \u00a0\u202f]\d{{3}}(?!\d))+(?!\w)"
+        rf"|{_DIGITS}(?:(?:{_UNIT}){_PER}(?!\w)|[ \u00a0\u202f](?:{_SPACED_UNIT}){_PER}(?![\w'’({{%-])))"
+        rf"|(?<![\w.])[vV+−±~≈-]?\d+{_MORE_DIGITS}+(?!\w)"
         r"|(?<![\w.])[+−±~≈-]?\d{4,}(?!\w)"
     ),
     "name": r"(?<![\w.])[A-Za-z][\w.]*\(\)|(?<!\w)_?[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+_?(?!\w)|(?<![\w-])[A-Za-z]+\d\w*",
-    "hash": r"(?<!\w)(?=[a-fA-F]*\d)[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}"
+    "hash": r"(?<!\w)0x[\da-fA-F]+(?!\w)|(?<!\w)(?=[a-fA-F]*\d)[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}"
     r"|(?<!\w)(?=\d*[a-f])[\da-f]{7,64}(?!\w)",
-    "phone": r"(?<![\w+])\+\d[\d ()/.-]{4,18}\d",
+    "phone": rf"(?<![\w+])(?:\+\d|\(\d{{2,5}}\) ?\d)(?:[ /.-]?(?:\d|\(\d{{1,5}}\))){{3,18}}"
+    rf"(?!\d|[:.,×–^]\d| ?(?:{_SPACED_UNIT})\b)",
 }
 _ANY = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _PATTERNS.items()))
 _AFTER_URL = re.compile(r"[.,:;!?'*_…]+\Z")
-_FENCE = re.compile(r"[ \t>]*(`{3,}|~{3,})")
+# Without an end, it has the rest of the text. On the first line, a backtick ends a span of code.
+_FENCED = re.compile(
+    r"^[ \t>]*(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})(?s:.*?)(?:^[ \t>]*(?P=fence)[`~]*(?=[ \t]*\r?$)|\Z)", re.MULTILINE
+)
 _INDENTED = re.compile(r"(?: {4}|\t)\s*\S")
 _LIST_ITEM = re.compile(r"\s*(?:[-*+•]|\(?\w{1,3}[.)])\s")
 _CODE = re.compile(
@@ -102,25 +114,25 @@ def protected_spans(text: str, given: Iterable[Kept] = ()) -> list[Kept]:
             kept[-1] = Kept(kept[-1].start, max(kept[-1].end, span.end))
         else:
             kept.append(span)
-    for span in [*_code_blocks(text), *_matches(text)]:
+    fenced = [Kept(*match.span()) for match in _FENCED.finditer(text)]
+    for span in [*fenced, *_indented_code(text)]:
         index = bisect_right(kept, span.start, key=lambda other: other.start)
         if (index == 0 or kept[index - 1].end <= span.start) and (index == len(kept) or kept[index].start >= span.end):
             kept.insert(index, span)
-    return kept
+    edges = [0, *(edge for span in kept for edge in (span.start, span.end)), len(text)]
+    found = [match for gap in [*pairwise(edges)][::2] for match in _matches(text, *gap)]
+    return sorted([*kept, *found])
 
 
 def kept_within(kept: Sequence[Kept], start: int, end: int) -> list[Kept]:
     """Return what is kept of a part of a text."""
     first = bisect_right(kept, start, key=lambda span: span.end)
-    last = first
-    while last < len(kept) and kept[last].start < end:
-        last += 1
-    return list(kept[first:last])
+    return list(kept[first : bisect_left(kept, end, key=lambda span: span.start)])
 
 
-def _matches(text: str) -> Iterable[Kept]:
-    for match in _ANY.finditer(text):
-        name, start, end = match.lastgroup or "", *match.span()
+def _matches(text: str, start: int, end: int) -> Iterable[Kept]:
+    for match in _ANY.finditer(text, start, end):
+        name, (start, end) = match.lastgroup or "", match.span()
         if match["url"] or match["domain"] or match["path"]:
             end = start + len(_trimmed_url(match[0]))
         yield Kept(start, end, name.startswith("symbol"))
@@ -130,42 +142,29 @@ def _trimmed_url(url: str) -> str:
     """Return a URL without the punctuation and closing brackets of the sentence around it."""
     while True:
         trimmed = _AFTER_URL.sub("", url)
-        if trimmed[-1:] in (")", "]", "}") and trimmed.count(trimmed[-1]) > trimmed.count(
-            "([{"[")]}".index(trimmed[-1])]
-        ):
+        opening = {")": "(", "]": "[", "}": "{"}.get(trimmed[-1:])
+        if opening and trimmed.count(trimmed[-1]) > trimmed.count(opening):
             trimmed = trimmed[:-1]
         if trimmed == url:
             return url
         url = trimmed
 
 
-def _code_blocks(text: str) -> Iterable[Kept]:
-    """Yield fenced code, and blocks of indented lines that look like code."""
-    fence, start, position = "", 0, 0  # the fence that is open; its first character
+def _indented_code(text: str) -> Iterable[Kept]:
+    """Yield blocks of indented lines that look like code."""
     block: list[str] | None = None  # indented lines after a blank line
-    block_start, is_after_blank, is_in_list = 0, True, False
+    start, position, is_after_blank, is_in_list = 0, 0, True, False
     for line in [*text.splitlines(keepends=True), ""]:
-        match = _FENCE.match(line)
-        if fence:
-            if match and match[1].startswith(fence) and not line[match.end() :].strip():
-                yield Kept(start, position + len(line.rstrip()))
-                fence = ""
-            position += len(line)
-            continue
         is_indented = bool(_INDENTED.match(line))
         if block is not None and not is_indented:
-            if block and any(map(_CODE.search, block)):
-                yield Kept(block_start, block_start + len("".join(block).rstrip()))
+            if any(map(_CODE.search, block)):
+                yield Kept(start, start + len("".join(block).rstrip()))
             block = None
-        if match and line:
-            fence, start = match[1], position
-        elif block is not None:
+        if block is not None:
             block.append(line)
         elif is_indented and is_after_blank and not is_in_list:
-            block, block_start = [line], position
+            block, start = [line], position
         if line.strip():
             is_in_list = bool(_LIST_ITEM.match(line)) or (is_in_list and line[:1].isspace())
         is_after_blank = not line.strip()
         position += len(line)
-    if fence:
-        yield Kept(start, len(text))

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, pairwise, takewhile
 from operator import eq
 
 import numpy as np
@@ -24,7 +24,7 @@ _NAMES = ("Peter", "Anna", "Paul", "Maria", "David", "Laura", "Martin", "Sara", 
 _PLAIN = {
     "’": "'", "‘": "'", "‚": ",", "‛": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "‹": "'", "›": "'",
     "–": "-", "—": "-", "‑": "-", "‐": "-", "−": "-", "…": "...", "\u00a0": " ", "\u202f": " ", "\t": " ", "\n": " ",
-    "\r": " ", "\u00ad": "", "\u200b": "", "\ufeff": "",
+    "\r": " ",
 }  # fmt: skip
 _LEAST_SHARE = 0.2  # of a word that stands for a stand-in which the model changed, or for a term and others
 _LEAST_SHARE_OF_TERM = 0.55  # on average, of words that a term replaces
@@ -95,14 +95,25 @@ class Sentence:
         """
         self.text = text
         self.edits = list(_edits(text, kept, terms, unknown, edges))
-        parts, position, shift = [], 0, 0
+        gaps = [*pairwise([0, *chain.from_iterable((edit.start, edit.end) for edit in self.edits), len(text)])][::2]
+        words = " ".join(text[start:end] for start, end in gaps)
+        self._is_upper = words.isupper() and len(words.split()) > 1
+        if self._is_upper:  # models know few words in capitals
+            plain = [
+                Edit(start, end, text[start:end].lower() if start else text[:end].capitalize()) for start, end in gaps
+            ]
+            self.edits = sorted([*self.edits, *plain], key=lambda edit: (edit.start, edit.end))
+        self.model_text, position = "", 0
         self._starts: list[tuple[int, int, Edit]] = []  # range of each edit in the model's text
-        for edit in self.edits:
-            parts += [text[position : edit.start], edit.text]
-            self._starts.append((edit.start + shift, edit.start + shift + len(edit.text), edit))
-            shift += len(edit.text) - (edit.end - edit.start)
+        self._origins: list[Span] = []  # of each character of the model's text
+        for edit in [*self.edits, Edit(len(text), len(text), "")]:
+            self.model_text += text[position : edit.start]
+            self._starts.append((len(self.model_text), len(self.model_text) + len(edit.text), edit))
+            self.model_text += edit.text
+            is_same_size = len(edit.text) == edit.end - edit.start
+            self._origins += [(at, at + 1) for at in range(position, edit.end if is_same_size else edit.start)]
+            self._origins += [] if is_same_size else [(edit.start, edit.end)] * len(edit.text)
             position = edit.end
-        self.model_text = "".join([*parts, text[position:]])
 
     @property
     def kept(self) -> list[Edit]:
@@ -130,19 +141,7 @@ class Sentence:
         return self._restored(translated, shares, places, columns)
 
     def _source_word(self, word: Span) -> AlignedWord:
-        return _word(self.text, self._original(word[0], False), self._original(word[1], True))
-
-    def _original(self, position: int, is_end: bool) -> int:
-        """Return the character of the sentence for one of the model's text."""
-        shift = 0
-        for start, end, edit in self._starts:
-            if position < start + is_end:
-                break
-            if position < end + is_end and not (is_end and position <= start):
-                same = edit.end - edit.start == end - start
-                return edit.start + position - start if same else edit.end if is_end else edit.start
-            shift = edit.end - end
-        return position + shift
+        return _word(self.text, self._origins[word[0]][0], self._origins[word[1] - 1][1])
 
     def _restored(
         self, translated: Translated, shares: Weights, places: dict[Edit, Span], columns: dict[Edit, list[int]]
@@ -168,7 +167,7 @@ class Sentence:
                 if first < last:
                     words.append(_word(piece, first, last, len(text)))
                     rows.append(padded[index, chosen])
-            text += piece
+            text += _upper(piece) if self._is_upper and edit is None else piece
         return Aligned(text, [word for word, _ in sources], words, np.array(rows).reshape(len(rows), len(sources)))
 
     def _pieces(self, translated: Translated, places: dict[Edit, Span]) -> list[Piece]:
@@ -180,38 +179,38 @@ class Sentence:
             if text[start:end] in names and not any(start < last and end > first for first, last in places.values()):
                 changes.append(((start, end), None))
         changes.sort(key=lambda change: (change[0], -1 if change[1] is None else change[1].start))
-        position, is_glued = 0, False
+        position = 0
 
         def add(piece: str, place: int = len(text), edit: Edit | None = None) -> None:
             if piece:
                 pieces.append((piece, place, edit))
 
         for (start, end), edit in changes:
-            before = text[position:start]
-            if is_glued and before.startswith(" "):
-                before, position = before[1:], position + 1
-            glues = edit is None or edit.text.startswith(" ")
-            add(before.removesuffix(" ") if glues else before, position)
+            before, place = text[position:start], position
             position = max(end, position)
-            if edit is None:
-                is_glued = not before.endswith(" ")
-                continue
-            if start == end and not glues and pieces and not pieces[-1][0][-1].isspace():
-                add(" ")
-            written = edit.written or ""
-            if not pieces and self.text[:1].isupper() and edit.is_term:
-                written = written[:1].upper() + written[1:]
-            add(written, edit=edit)
-            is_glued = edit.text.endswith(" ")
-            if text[position : position + 1].isalnum():
-                if start < end and text[start:end] == edit.name:
-                    add("-")  # the model made a compound of the name
-                elif start == end and not is_glued:
+            after = text[position : position + 1]
+            joins = edit is None or edit.text.startswith(" ")
+            joins_next = edit.text.endswith(" ") if edit else not before.endswith(" ")
+            add(before.removesuffix(" ") if joins else before, place)
+            if edit is not None:
+                if start == end and not joins and pieces and not pieces[-1][0][-1].isspace():
                     add(" ")
-        rest = text[position:]
-        is_stripped = is_glued and rest.startswith(" ")
-        add(rest[is_stripped:], position + is_stripped)
+                written = edit.written or ""
+                if not pieces and self.text[:1].isupper() and edit.is_term:
+                    written = written[:1].upper() + written[1:]
+                add(written, edit=edit)
+                if after.isalnum() and start < end and text[start:end] == edit.name:
+                    add("-")  # the model made a compound of the name
+                elif after.isalnum() and start == end and not joins_next:
+                    add(" ")
+            position += joins_next and after == " "
+        add(text[position:], position)
         return pieces
+
+
+def _upper(text: str) -> str:
+    """Return a text of the same length in capitals."""
+    return "".join(each.upper() if len(each.upper()) == 1 else each for each in text)
 
 
 def _form(word: str) -> str:
@@ -321,33 +320,26 @@ def _edits(
 ) -> Iterator[Edit]:
     """Yield the parts of a sentence that the model reads in another form, in order."""
     words = word_spans(text) if unknown else []
-    spans, plain = [(span.start, span.end) for span in kept], list[Span]()
+    spans, plain = [(span.start, span.end) for span in kept], list[Edit]()
     given = {(term.start, term.end): term.text for term in terms}
     for start, end in unknown:
         if any(span.start < end and start < span.end for span in kept):
             continue
         if own_terms := [span for span in given if span[0] < end and start < span[1]]:
             spans += own_terms  # the model cannot read it
-        elif text[start:end] in _PLAIN:
-            plain.append((start, end))
+        elif (read := _plain(text[start:end])) is not None:
+            plain.append(Edit(start, end, read))
         else:
             own = [word for word in words if word[0] < end and start < word[1]]
             spans.append((min([start, *[word[0] for word in own]]), max([end, *[word[1] for word in own]])))
     names = [name for name in _NAMES if name not in text] or list(_NAMES)
     merged: list[Span] = []
-    for start, end in sorted(spans):
-        is_joint = bool(merged) and _is_joint(text[merged[-1][1] : start])
-        if merged and (
-            start < merged[-1][1]
-            or (
-                is_joint
-                and not any(merged[-1][1] <= edge <= start for edge in edges)
-                and not {merged[-1], (start, end)} & given.keys()
-            )
-        ):
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+    for span in sorted(spans):
+        last = merged[-1] if merged else None
+        if last and (span[0] < last[1] or _are_joint(text, last, span, edges, given)):
+            merged[-1] = last[0], max(last[1], span[1])
         else:
-            merged.append((start, end))
+            merged.append(span)
     edits = []
     for number, (start, end) in enumerate(merged):
         touches = number > 0 and merged[number - 1][1] == start
@@ -357,13 +349,17 @@ def _edits(
     edits += [
         Edit(*span, text[slice(*span)], written, is_term=True) for span, written in given.items() if span not in merged
     ]
-    edits += [
-        Edit(start, end, _PLAIN[text[start:end]])
-        for start, end in plain
-        if not any(span[0] < end and start < span[1] for span in merged)
-    ]
+    edits += [edit for edit in plain if not any(start < edit.end and edit.start < end for start, end in merged)]
     yield from sorted(edits, key=lambda edit: edit.start)
 
 
-def _is_joint(between: str) -> bool:
-    return len(between) <= 3 and not any(map(str.isalnum, between))
+def _plain(text: str) -> str | None:
+    """Return what a model reads instead of quotes and the like, or of what shows nothing."""
+    return "" if all(unicodedata.category(each) == "Cf" for each in text) else _PLAIN.get(text)
+
+
+def _are_joint(text: str, first: Span, second: Span, edges: Collection[int], terms: Collection[Span]) -> bool:
+    """Return True for two spans with a few marks between them that have one stand-in."""
+    between = text[first[1] : second[0]]
+    is_divided = any(first[1] <= edge <= second[0] for edge in edges) or first in terms or second in terms
+    return len(between) <= 3 and not any(map(str.isalnum, between)) and not is_divided

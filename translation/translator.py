@@ -2,13 +2,13 @@
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sightline.base.text.sentences import LANGUAGES_WITHOUT_SPACES
 from sightline.base.text.words import Span
 from sightline.translation.alignment import Engine, Translated
-from sightline.translation.marks import Mark, MarkedText, PlacedMark, TranslatedText
+from sightline.translation.marks import Mark, MarkedText, PlacedMark, TranslatedText, nested
 from sightline.translation.placing import place_marks
 from sightline.translation.protected import Kept, kept_within, protected_spans
 from sightline.translation.segments import divide, has_words, segments
@@ -112,6 +112,8 @@ class _Text:
                 is_point_inside = start <= mark.start == mark.end <= end and mark.parent in found[number]
                 if (mark.start < end and mark.end > start) or is_point_inside:
                     found[number][index] = mark
+                    if mark.start == mark.end:  # it is not in the next sentence, too
+                        break
         return [_Segment(self, *span, own) for span, own in zip(spans, found, strict=True)]
 
     @property
@@ -147,42 +149,25 @@ class _Text:
             for mark in self._whole(index, placed.get(index, []), bounds)
         ]
         terms = [part for index, parts in placed.items() if kinds[index] == "term" for part in parts]
-        return TranslatedText(text, [*_nested(self.source.marks, marks, len(text)), *terms], ranges)
+        return TranslatedText(text, [*nested(self.source.marks, marks, len(text)), *terms], ranges)
 
     def _whole(self, index: int, parts: Sequence[PlacedMark], bounds: Sequence[Span]) -> Sequence[PlacedMark]:
         """Return the places of a mark: as its sentences have it, or as it is between them."""
         mark = self.source.marks[index]
 
-        def moved(position: int) -> int:
-            source, target = bounds[bisect_right(bounds, position, key=lambda bound: bound[0]) - 1]
-            return target + position - source
+        def near(position: int) -> int:
+            """Return the index of the last edge before a character; odd in sentences."""
+            return bisect_right(bounds, position, key=lambda bound: bound[0]) - 1
 
-        def sentence_at(position: int) -> int | None:
-            """Return the index of the sentence that has a character; None if none has it."""
-            near = bisect_right(self.sentences, position, key=lambda sentence: sentence.start) - 1
-            return near if near >= 0 and position < self.sentences[near].end else None
+        def moved(position: int) -> int:
+            source, target = bounds[near(position)]
+            return target + position - source
 
         if mark.start == mark.end:
             return parts or [PlacedMark(index, moved(mark.start), moved(mark.start))]
-        first, last = sentence_at(mark.start), sentence_at(mark.end - 1)
-        if parts and first is not None and first == last:
+        first, last = near(mark.start), near(mark.end - 1)
+        if parts and first == last and first % 2:
             return parts
-        start = parts[0].start if first is not None and parts else moved(mark.start)
-        end = parts[-1].end if last is not None and parts else moved(mark.end)
+        start = parts[0].start if parts and first % 2 else moved(mark.start)
+        end = parts[-1].end if parts and last % 2 else moved(mark.end)
         return [PlacedMark(index, start, max(start, end), min([part.confidence for part in parts], default=1.0))]
-
-
-def _nested(marks: Sequence[Mark], placed: Sequence[PlacedMark], size: int) -> list[PlacedMark]:
-    """Return placed marks in order, each inside of its parent and none over a part of another."""
-    children: dict[int | None, list[PlacedMark]] = {}
-    for mark in placed:
-        children.setdefault(marks[mark.index].parent, []).append(mark)
-
-    def inside(parent: int | None, start: int, end: int) -> Iterator[PlacedMark]:
-        for child in sorted(children.get(parent, ()), key=lambda mark: (mark.start, mark.end, mark.index)):
-            first = min(max(child.start, start), end)
-            start = min(max(child.end, first), end)
-            yield replace(child, start=first, end=start)
-            yield from inside(child.index, first, start)
-
-    return list(inside(None, 0, size))

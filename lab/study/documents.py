@@ -19,6 +19,7 @@ NAME = "documents"
 # Words, parts that must not change (each place in one gets a word or a number), and forms of text.
 PARTS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 TAG = re.compile(r"<(/?)(\w+)[^>]*>")
+INDENT = re.compile("^ +", re.MULTILINE)
 MARK = re.compile(r"\s*(?:(?:[->]|\d\.|#+) (?:\[x\] )?)?")  # at the start of a line
 
 
@@ -78,7 +79,8 @@ def document(seed: int, is_html: bool) -> tuple[str, list[str]]:
 def compare(source: str, output: str, spans: Sequence[str]) -> Counter[str]:
     """Count the parts, lines and tags of a document, and those that its translation has."""
     tags = [Counter(match[0] for match in TAG.finditer(text)) for text in (source, output)]
-    before, after = (html.unescape(TAG.sub("", text)) if tags[0] else text for text in (source, output))
+    # Indentation means nothing in HTML.
+    before, after = (INDENT.sub("", html.unescape(TAG.sub("", text))) if tags[0] else text for text in (source, output))
     numbers = [(before.count(span), after.count(span)) for span in set(spans)]
     lines = list(zip(before.split("\n"), after.split("\n"), strict=False))
     return Counter(
@@ -107,7 +109,7 @@ def _is_nested(text: str) -> bool:
     open_elements: list[str] = []
     for is_end, name in TAG.findall(text):
         if not is_end:
-            open_elements += [name] * (name != "br")
+            open_elements += [name] * (name not in ("br", "img"))
         elif not open_elements or open_elements.pop() != name:
             return False
     return not open_elements

@@ -13,7 +13,7 @@ from lab.study.served import serve
 from lab.zoo.systems import MULTI30K
 from sightline.base.text.words import word_spans
 from sightline.model.data.text import read_parallel
-from sightline.model.evaluation.bleu import read_test_set, score
+from sightline.model.evaluation.bleu import EvaluationSet, read_test_set, score
 from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.translation.glossary import Glossary
 
@@ -26,13 +26,16 @@ SEED = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundles", type=Path, help=f"folder with {MULTI30K.name}")
     parser.add_argument("data", type=Path, help=f"folder that contains {MULTI30K.folder}")
-    parser.add_argument("--sentences", type=int, help="number of test sentences, from the first one (default: all)")
+    parser.add_argument("--skip", type=int, default=0, help="number of test sentences before those that are used")
+    parser.add_argument("--sentences", type=int, help="number of test sentences (default: all)")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
     """Translate the test set without a glossary, and with each."""
     folder = arguments.data / MULTI30K.folder
-    test_set = read_test_set(folder, TEST_SPLIT, SOURCE, TARGET, arguments.sentences)
+    whole = read_test_set(folder, TEST_SPLIT, SOURCE, TARGET)
+    used = slice(arguments.skip, arguments.sentences and arguments.skip + arguments.sentences)
+    test_set = EvaluationSet(whole.sources[used], whole.references[used])
     rows = list[Row]()
     with serve(arguments.bundles) as served:
 

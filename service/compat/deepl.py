@@ -34,10 +34,11 @@ from sightline.service.body_fields import AnyTexts, File, RequestBody, construct
 from sightline.service.compat.common import Ignored
 from sightline.service.inference import glossaries
 from sightline.service.inference.document_store import State
-from sightline.service.inference.documents import read_file, sample_of, translate_later
+from sightline.service.inference.documents import read_file, sample_of, translate_document, translate_later
 from sightline.service.inference.glossaries import Dictionary, Language, StoredGlossary, use_glossaries
 from sightline.service.inference.language_choice import language_pairs
 from sightline.service.inference.routing import AUTO, routes_of, translate_by_languages
+from sightline.service.inference.translation import NO_TERMS
 from sightline.translation.glossary import read_terms
 from sightline.translation.markup import MarkupKind, Tags
 
@@ -60,7 +61,7 @@ class DeeplBody(RequestBody):
         Literal["default", "prefer_more", "prefer_less"] | None, Field(description="Accepted; models have one form.")
     ] = None
     auth_key: Annotated[str | None, Field(description="API key, if the service needs one.")] = None
-    glossary_id: Annotated[Any, must_equal()] = None
+    glossary_id: Annotated[str | None, Field(description="Id of a glossary for the languages.")] = None
 
 
 class DeeplTranslateBody(DeeplBody):
@@ -78,7 +79,6 @@ class DeeplTranslateBody(DeeplBody):
     ] = None
     tag_handling_version: Ignored[str] = None
     show_billed_characters: Ignored[str | bool] = None
-    glossary_id: Annotated[str | None, Field(description="Id of a glossary for the languages.")] = None
     glossary_ids: Annotated[Any, must_equal(instead="name one in glossary_id")] = None
     style_id: Annotated[Any, must_equal()] = None
     custom_instructions: Annotated[Any, must_equal()] = None
@@ -215,11 +215,14 @@ def _names(tags: str | list[str] | None) -> frozenset[str]:
 
 async def upload_document(call: Call, body: DeeplDocumentBody) -> DeeplHandle:
     """Begin to translate a document."""
+    stored = await use_glossaries(call, glossaries.find, body.glossary_id) if body.glossary_id else None
     document = await read_file(call, body.file)
     requested = {"source_language": body.source_language or AUTO, "target_language": body.target_language}
-    await routes_of(call, [sample_of(document)], requested)  # raises the error of a language
+    [(_, route)] = await routes_of(call, [sample_of(document)], requested)
+    terms = stored.terms(route[0].source, route[-1].target) if stored else NO_TERMS
+    translate = partial(translate_document, document=document, requested=requested, glossary=terms, waits=True)
     document_id, document_key = f"{secrets.token_hex(16)}.{body.file.extension}", secrets.token_hex(32)
-    translate_later(call, f"{document_id}:{document_key}", document, requested)
+    translate_later(call, f"{document_id}:{document_key}", translate)
     return {"document_id": document_id, "document_key": document_key}
 
 
@@ -382,7 +385,13 @@ ENDPOINTS = (
         DeeplTranslations,
         errors=(*ENGINE_ERRORS, "not_found", "response_too_large", "unsupported_parameter"),
     ),
-    _post("/v2/document", upload_document, DeeplHandle, errors=("unsupported_parameter",), body_format=WITH_FILE),
+    _post(
+        "/v2/document",
+        upload_document,
+        DeeplHandle,
+        errors=("not_found", "unsupported_parameter"),
+        body_format=WITH_FILE,
+    ),
     _post("/v2/document/{document_id}", document_status, DeeplStatus, errors=("not_found",)),
     _post("/v2/document/{document_id}/result", download_document, errors=("not_found",), media_types=(BINARY,)),
     Endpoint("GET", "/v2/languages", languages, list[DeeplLanguage], body_format=OPTIONAL_BODY),

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sightline.service.api_errors import ApiError
@@ -11,7 +11,7 @@ from sightline.service.inference.admission import ResponseReservation
 from sightline.service.inference.call import Call
 from sightline.service.inference.document_store import MAX_AGE_S
 from sightline.service.inference.routing import load_steps, routes_of
-from sightline.service.inference.translation import UsageRecord, missing_library, translate_marked
+from sightline.service.inference.translation import NO_TERMS, UsageRecord, missing_library, translate_marked
 from sightline.translation.files.document import Document, DocumentError, groups_of
 from sightline.translation.files.kinds import read_document
 from sightline.translation.marks import TranslatedText
@@ -34,7 +34,13 @@ async def read_file(call: Call, file: UploadedFile) -> Document:
 
 
 async def translate_document(
-    call: Call, document: Document, requested: Mapping[str, Any], name: str | None = None, *, waits: bool = False
+    call: Call,
+    document: Document,
+    requested: Mapping[str, Any],
+    name: str | None = None,
+    *,
+    glossary: Mapping[str, str] = NO_TERMS,
+    waits: bool = False,
 ) -> bytes:
     """Return a document with the translations of its texts; see `translate_between`.
 
@@ -45,7 +51,7 @@ async def translate_document(
     groups = list(groups_of(document.texts))
     while groups:
         try:
-            results += [best for best, *_ in await translate_marked(call, steps, groups[0], record)]
+            results += [best for best, *_ in await translate_marked(call, steps, groups[0], record, glossary)]
             del groups[0]
         except ApiError as error:
             if not (waits and error.code == "overloaded" and call.seconds_left):
@@ -61,24 +67,24 @@ def sample_of(document: Document) -> str:
     return "\n".join(text.text for text in document.texts[:100])[:SAMPLE]
 
 
-def translate_later(call: Call, key: str, document: Document, requested: Mapping[str, Any]) -> None:
+def translate_later(call: Call, key: str, translate: Callable[[Call], Awaitable[bytes]]) -> None:
     """Translate a document in the background, into the store. Raises `overloaded`."""
     store = call.service.documents
     if len(store.running) >= MAX_RUNNING:
         raise ApiError("overloaded", f"At most {MAX_RUNNING} documents are translated at the same time. Retry later.")
     store.put(key, "translating")
-    task = asyncio.create_task(_translate(call, key, document, requested))
+    task = asyncio.create_task(_translate(call, key, translate))
     store.running.add(task)
     task.add_done_callback(store.running.discard)
 
 
-async def _translate(request: Call, key: str, document: Document, requested: Mapping[str, Any]) -> None:
+async def _translate(request: Call, key: str, translate: Callable[[Call], Awaitable[bytes]]) -> None:
     call, store = Call(request.service, request.request_id), request.service.documents
     call.key, call.caller, call.address, call.grant = request.key, request.caller, request.address, request.grant
     call.num_bytes, call.field_names = request.num_bytes, request.field_names
     call.deadline = call.started + MAX_AGE_S
     try:
-        store.put(key, "done", await translate_document(call, document, requested, waits=True))
+        store.put(key, "done", await translate(call))
     except Exception as error:
         if not isinstance(error, ApiError):
             logger.exception("a document failed", extra={"fields": {"request_id": call.request_id}})

@@ -1,13 +1,14 @@
 /** The translator: two texts whose words point at each other, alternatives for a word, and whole documents. */
 
 import { request } from "./api.js";
-import { DOCUMENT_TYPES, readDocument, typeOf } from "./documents.js";
+import { DOCUMENT_TYPES, partsOf, typeOf } from "./documents.js";
 import { button, element, errorBox, field, select } from "./dom.js";
 import { copy, save } from "./exports.js";
 import { languageName, modelOptions } from "./panel.js";
 import { DEFAULTS, side, toFragment } from "./state.js";
 import { percent, placeBelow, startsOf } from "./tokens.js";
 
+const AUTO = "auto"; // in place of a source language: the service detects it
 const PAUSE_MS = 500; // without typing, after which a text is translated
 const MAX_TYPED = 3000; // characters; longer texts wait for the button
 const NUM_ALTERNATIVES = 5;
@@ -27,6 +28,7 @@ export class Translator {
     this._onChange = onChange;
     [this._card] = this._cards;
     ({ source: this._source, target: this._target } = this._card.languages);
+    this._detected = null; // language of the last translated text
     this._texts = ["", ""]; // source and translation
     this._words = [[], []]; // `{node, start, end, sentence}` of both texts
     this._sentences = []; // `{ranges: [source, translation], links}`; empty while the texts do not belong together
@@ -42,7 +44,7 @@ export class Translator {
     this._status = element("span", { className: "status", role: "status" });
     this._readout = element("output", { className: "readout", textContent: HINT });
     this._popup = element("div", { className: "popup", popover: "auto", role: "dialog" });
-    this._file = element("input", { type: "file", accept: Object.keys(DOCUMENT_TYPES).map(type => `.${type}`).join() });
+    this._file = element("input", { type: "file", accept: DOCUMENT_TYPES.map(type => `.${type}`).join() });
     this._document = element("div", { role: "group", ariaLabel: "Document", ariaLive: "polite" });
     root.replaceChildren(this._languages, this._about,
       element("div", { className: "texts" }, element("div", { className: "source" }, this._mirror, this._input), this._output),
@@ -94,25 +96,33 @@ export class Translator {
 
   // Languages
 
+  _fitting(source, target) {
+    const reads = ({ sources }) => source === AUTO || sources.includes(source);
+    return this._cards.filter(({ languages }) => reads(languages) && (!target || languages.targets.includes(target)));
+  }
+
   _targetsOf(source) {
-    const all = new Set(this._cards.filter(({ languages }) => languages.sources.includes(source)).flatMap(({ languages }) => languages.targets));
+    const all = new Set(this._fitting(source).flatMap(({ languages }) => languages.targets));
     if (all.size > 1) all.delete(source);
     return [...all];
   }
 
-  _fitting(source, target) {
-    return this._cards.filter(({ languages }) => languages.sources.includes(source) && languages.targets.includes(target));
+  /** The language of the text: chosen, or detected in its last translation. */
+  get _from() {
+    return this._source === AUTO ? this._detected : this._source;
   }
 
   _showLanguages() {
     const named = codes => [...new Set(codes)].map(code => [code, languageName(code)]).sort(([, one], [, other]) => one.localeCompare(other));
     const fitting = this._fitting(this._source, this._target);
     if (!fitting.includes(this._card)) [this._card] = fitting;
-    const canSwap = this._fitting(this._target, this._source).length > 0;
+    const canSwap = this._fitting(this._target, this._from).length > 0 && this._from !== null;
     const swap = button("⇄", () => this._swap(), {
       id: "swap", ariaLabel: "Swap the languages", disabled: !canSwap, title: canSwap ? "" : "No model translates in the other direction.",
     });
-    const from = select(named(this._cards.flatMap(({ languages }) => languages.sources)), this._source, code => this._setLanguages(code, this._target));
+    const sources = named(this._cards.flatMap(({ languages }) => languages.sources));
+    if (sources.length > 1) sources.unshift([AUTO, `Detect language${this._detected ? `: ${languageName(this._detected)}` : ""}`]);
+    const from = select(sources, this._source, code => this._setLanguages(code, this._target));
     const to = select(named(this._targetsOf(this._source)), this._target, code => this._setLanguages(this._source, code));
     const model = select(modelOptions(fitting), this._card.id, id => {
       this._card = fitting.find(card => card.id === id);
@@ -120,16 +130,18 @@ export class Translator {
     });
     const { id } = document.activeElement;
     for (const [name, control] of Object.entries({ from, to, model })) control.id = name;
-    this._languages.replaceChildren(field("From", from), swap, field("To", to), ...(fitting.length > 1 ? [field("Translation model", model)] : []));
+    const hasChoice = fitting.length > 1 && this._source !== AUTO;
+    this._languages.replaceChildren(field("From", from), swap, field("To", to), ...(hasChoice ? [field("Translation model", model)] : []));
     if (id) this._languages.querySelector(`#${id}`)?.focus();
     this._about.textContent = this._card.description;
     this._output.lang = this._target;
-    this._input.lang = this._mirror.lang = this._source;
+    this._input.lang = this._mirror.lang = this._from ?? "";
   }
 
   _setLanguages(source, target) {
     const targets = this._targetsOf(source);
     this._source = source;
+    this._detected = null;
     this._target = targets.includes(target) ? target : targets[0];
     this._showLanguages();
     this.translate();
@@ -137,11 +149,16 @@ export class Translator {
 
   _swap() {
     this._input.value = this._texts[1] || this._input.value;
-    this._setLanguages(this._target, this._source);
+    this._setLanguages(this._target, this._from);
   }
 
   get _pair() {
-    return { source_language: this._source, target_language: this._target };
+    return { source_language: this._from, target_language: this._target };
+  }
+
+  /** The fields of a translation: a model, unless the language of the text chooses it, and the languages. */
+  get _choice() {
+    return { ...(this._source === AUTO ? {} : { model: this._card.id }), parameters: { ...this._pair, source_language: this._source } };
   }
 
   // Texts
@@ -150,7 +167,7 @@ export class Translator {
     clearTimeout(this._timer);
     this._abort?.abort();
     this._status.textContent = "";
-    this._show([this._input.value, this._texts[1]], []);
+    this._show([this._input.value, this._texts[1]], [], true);
     if (this._input.value.length <= MAX_TYPED) this._timer = setTimeout(() => this.translate(), PAUSE_MS);
   }
 
@@ -162,8 +179,13 @@ export class Translator {
     this._status.textContent = "Translating…";
     const { signal } = (this._abort = new AbortController());
     try {
-      const body = { model: this._card.id, inputs: text, parameters: this._pair };
+      const body = { ...this._choice, inputs: text };
       const { outputs: [output] } = await request("/v1/translate", body, signal);
+      if (this._source === AUTO) {
+        this._detected = output.route[0].source;
+        this._card = this._cards.find(({ id }) => id === output.route.at(-1).model);
+        this._showLanguages();
+      }
       const units = [text, output.text].map(unitsOf);
       const ranges = output.sentences.map(([start, end, first, last]) => [[units[0][start], units[0][end]], [units[1][first], units[1][last]]]);
       this._show([text, output.text], ranges.map(one => ({ ranges: one, links: null })));
@@ -176,8 +198,8 @@ export class Translator {
     }
   }
 
-  /** Show two texts. Without sentences, the translation is that of an earlier text. */
-  _show(texts, sentences) {
+  /** Show two texts and their sentences; `isOld` if the translation is that of an earlier text. */
+  _show(texts, sentences, isOld = false) {
     this._texts = texts;
     this._sentences = sentences;
     this._lit = null;
@@ -187,10 +209,11 @@ export class Translator {
     this._mirror.append("\u200b"); // a line break at the end has a line
     for (const { node } of this._words[1]) node.role = "button";
     this._setTabStop(this._words[1][0]?.node);
-    this._output.classList.toggle("old", !sentences.length);
+    this._output.classList.toggle("old", isOld);
     this._readout.textContent = HINT;
     const [input] = texts;
-    this._onChange(input.trim() ? toFragment({ ...DEFAULTS, a: side({ model: this._card.id, input, source: this._source, target: this._target }) }) : "#attention");
+    const hasModel = this._fitting(this._from, this._target).includes(this._card); // two may have translated
+    this._onChange(input.trim() && hasModel ? toFragment({ ...DEFAULTS, a: side({ model: this._card.id, input, source: this._from, target: this._target }) }) : "#attention");
   }
 
   /** Mark the words that the translation omits and its doubtful words, with the reasons. */
@@ -324,17 +347,14 @@ export class Translator {
     this._fileAbort?.abort();
     const { signal } = (this._fileAbort = new AbortController());
     const type = typeOf(file.name);
-    const problem = text => this._document.replaceChildren(element("p", { className: "error", role: "alert", textContent: text }));
-    if (!type) return problem(`The page translates files that end with ${Object.keys(DOCUMENT_TYPES).map(one => `.${one}`).join(", ")}.`);
-    let content;
-    try {
-      content = DOCUMENT_TYPES[type] ? new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer()) : file;
-    } catch {
-      return problem(`${file.name} is not in UTF-8. Save it in this encoding, or use the command “sightline translate”, which knows others.`);
+    if (!type) {
+      const textContent = `The page translates files that end with ${DOCUMENT_TYPES.map(one => `.${one}`).join(", ")}.`;
+      return this._document.replaceChildren(element("p", { className: "error", role: "alert", textContent }));
     }
-    const { _card: { id: model }, _pair: parameters } = this;
-    const { markup, requests, write } = readDocument(type, content);
-    const bar = element("progress", { max: Math.max(1, requests.length), value: 0, ariaLabel: `Translated part of ${file.name}` });
+    const { parameters, ...model } = this._choice;
+    const parts = await partsOf(file);
+    const done = [];
+    const bar = element("progress", { ariaLabel: `Translated part of ${file.name}` });
     const place = element("div");
     const close = () => {
       this._fileAbort.abort();
@@ -344,19 +364,16 @@ export class Translator {
     const work = async () => {
       place.replaceChildren();
       try {
-        while (bar.value < requests.length) {
-          const parts = requests[bar.value];
-          const body = content === file ? { file, model, ...parameters } : { model, markup, parameters, inputs: parts.map(({ text }) => text) };
-          const response = await request("/v1/translate", body, signal);
-          parts.forEach((part, index) => part.set(content === file ? response : response.outputs[index].text));
-          bar.value++;
+        while (done.length < parts.length) {
+          done.push(await request("/v1/translate", { file: parts[done.length], ...model, ...parameters }, signal));
+          bar.value = done.length / parts.length;
         }
       } catch (error) {
         if (!signal.aborted) place.replaceChildren(errorBox(error, work)); // a retry goes on from here
         return;
       }
       const name = `${file.name.slice(0, -type.length)}${parameters.target_language}.${type}`;
-      const download = button(`Download ${name}`, () => save(name, write(parameters.target_language), `${DOCUMENT_TYPES[type]};charset=utf-8`), { className: "primary" });
+      const download = button(`Download ${name}`, () => save(name, new Blob(done)), { className: "primary" });
       const hasFocus = this._document.contains(document.activeElement);
       this._document.replaceChildren(element("p", { className: "line" }, download, button("Close", close)));
       if (hasFocus) download.focus();

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.browser
 OpenPage = Callable[..., Any]
 SENTENCE = "Two girls are playing with a small brown dog on the beach."
 MARKDOWN = "# A dog\n\nA dog runs to `x = 1`.\n\n```\ncode: A dog\n\nA dog\n```\n\n- {name} runs.\n"
-HTML = """<!doctype html><html><head><title>A dog</title><style>p { color: red }</style></head><body class="x">
+HTML = """<!doctype html>
+<html lang="en"><head><title>A dog</title><style>p { color: red }</style></head><body class="x">
 <p style="color: red" title="A dog">A <b>dog</b> runs.</p><script>var dog = "A dog";</script><hr>
 <ul><li>A man &amp; a <a href="x?a=1&amp;b">dog</a> run.</li></ul></body></html>"""
 
@@ -101,9 +102,10 @@ def test_languages_are_swapped_and_a_service_without_a_translator_shows_attentio
         )
 
     def reverse(route: Any) -> None:
-        body = route.request.post_data_json
-        assert body["parameters"] == {"source_language": "de", "target_language": "en"}
-        route.fulfill(json={"outputs": [{"text": "A dog.", "sentences": [[0, 9, 0, 6]]}]})
+        parameters = route.request.post_data_json["parameters"]
+        assert parameters["source_language"] in ("de", "auto") and parameters["target_language"] == "en"
+        step = {"model": "multi30k-en-de", "source": "de", "target": "en"}
+        route.fulfill(json={"outputs": [{"text": "A dog.", "sentences": [[0, 9, 0, 6]], "route": [step]}]})
 
     page.route("**/v1/models", cards)
     page.reload()
@@ -119,6 +121,8 @@ def test_languages_are_swapped_and_a_service_without_a_translator_shows_attentio
     page.get_by_role("button", name="dog").wait_for()
     assert page.get_by_label("Text to translate").input_value() == "Ein Hund."
     assert page.evaluate("document.activeElement.id") == "swap"
+    page.get_by_label("From").select_option("auto")
+    page.get_by_text("Detect language: German").wait_for(state="attached")
     languages.clear()
     page.reload()
     page.get_by_role("button", name="Send").wait_for()
@@ -140,7 +144,7 @@ def test_documents_are_translated_in_parts_and_downloaded(
 
     parts = []
     page.on("request", lambda request: parts.append(request) if request.url.endswith("/v1/translate") else None)
-    written = translated("page.md", MARKDOWN + 300 * "\nA dog runs fast.\n")
+    written = translated("page.txt", MARKDOWN + 300 * "\nA dog runs fast.\n")
     assert len(parts) > 1
     assert written.endswith(300 * "\nEin Hund rennt schnell.\n")
     for kept in ("# ", "`x = 1`", "```\ncode: A dog\n\nA dog\n```\n\n- ", "{name}"):
@@ -167,7 +171,7 @@ def test_documents_are_translated_in_parts_and_downloaded(
     page.get_by_role("alert").get_by_text("files that end with .txt, .md, .html").wait_for()
     (tmp_path / "a.txt").write_bytes("Füße".encode("latin-1"))
     chooser.set_input_files(tmp_path / "a.txt")
-    page.get_by_role("alert").get_by_text("a.txt is not in UTF-8").wait_for()
+    page.get_by_text("file is not UTF-8, at line 1").wait_for()
     page.route("**/v1/translate", lambda route: route.abort())
     (tmp_path / "a.txt").write_text("A dog runs.")
     chooser.set_input_files(tmp_path / "a.txt")

@@ -73,7 +73,8 @@ def test_documents_of_the_package_of_deepl(
         )
 
 
-def test_glossaries_of_the_package_of_deepl(tmp_path: Path) -> None:
+def test_glossaries_of_the_package_of_deepl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(seconds / 50))
     bundles = tmp_path / "bundles"
     bundles.mkdir()
     (bundles / "multi30k-en-de").symlink_to(Path("bundles/multi30k-en-de").absolute())
@@ -93,6 +94,11 @@ def test_glossaries_of_the_package_of_deepl(tmp_path: Path) -> None:
             assert "Rüde" in result.text
         result = client.translate_text_with_glossary("A dog runs.", glossary)
         assert "Rüde" in result.text
+        source, target = tmp_path / "en.txt", tmp_path / "de.txt"
+        source.write_text("A dog runs.")
+        languages: Any = {"source_lang": "EN", "target_lang": "DE"}
+        client.translate_document_from_filepath(source, target, **languages, glossary=glossary)
+        assert "Rüde" in target.read_text()
         client.delete_glossary(table)
         with pytest.raises(deepl.GlossaryNotFoundException, match=r"There is no glossary with this id"):
             client.get_glossary(table.glossary_id)

@@ -1,7 +1,6 @@
 """Formats of files by the end of their names."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from sightline.translation.files.archive import Archive
@@ -15,26 +14,19 @@ from sightline.translation.files.web import Epub, HtmlFile
 from sightline.translation.files.xliff import Xliff
 
 ARCHIVES = ("docx", "odt", "pptx", "epub")  # read as an `Archive`, and others as bytes
-KINDS: dict[str, Callable[[Any], Document]] = {
-    "txt": PlainText,
-    "md": Markdown,
-    "markdown": Markdown,
-    "html": HtmlFile,
-    "htm": HtmlFile,
-    "srt": Subtitles,
-    "vtt": Subtitles,
-    "po": PoStrings,
-    "pot": PoStrings,
-    "json": JsonStrings,
-    "yaml": YamlStrings,
-    "yml": YamlStrings,
-    "xliff": Xliff,
-    "xlf": Xliff,
-    "docx": partial(OfficeFile, extension="docx"),
-    "odt": partial(OfficeFile, extension="odt"),
-    "pptx": partial(OfficeFile, extension="pptx"),
-    "epub": Epub,
+_EXTENSIONS: dict[Callable[[Any], Document], str] = {
+    PlainText: "txt",
+    Markdown: "md markdown",
+    HtmlFile: "html htm",
+    Subtitles: "srt vtt",
+    PoStrings: "po pot",
+    JsonStrings: "json",
+    YamlStrings: "yaml yml",
+    Xliff: "xliff xlf",
+    OfficeFile: "docx odt pptx",
+    Epub: "epub",
 }
+KINDS = {extension: kind for kind, extensions in _EXTENSIONS.items() for extension in extensions.split()}
 
 
 def read_document(name: str, data: bytes, max_unpacked_bytes: int = MAX_UNPACKED_BYTES) -> Document:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sightline.translation.elements import add_content
+from sightline.translation.elements import PAIR, add_content
 from sightline.translation.files.archive import Archive
 from sightline.translation.files.document import parse_xml, xml_bytes
 from sightline.translation.marks import Texts, TranslatedText
@@ -14,31 +14,28 @@ _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
-_PARTS = {
-    "docx": r"word/(document|header|footer|footnotes|endnotes|comments)\d*\.xml",
-    "pptx": r"ppt/(slides/slide|notesSlides/notesSlide|diagrams/data|diagrams/drawing|charts/chart)\d*\.xml",
-    "odt": r"(content|styles)\.xml",
-}
-# Elements that exist only while a paragraph is translated: text in another format than most, a
-# field that is copied, and a field whose text is translated.
-_MARKED, _FIELD, _LINK = "sightline-marked", "sightline-field", "sightline-link"
+_PARTS = (
+    r"word/(document|header|footer|footnotes|endnotes|comments)\d*\.xml"
+    r"|(word|ppt)/(slides/slide|notesSlides/notesSlide|diagrams/data|diagrams/drawing|charts/chart)\d*\.xml"
+    r"|(content|styles)\.xml"
+)
+_MARKED = "sightline-marked"  # element of text that has another format than most, during a translation
 
 
 class OfficeFile(Texts):
     """A DOCX, PPTX or ODT file."""
 
-    def __init__(self, archive: Archive, extension: str) -> None:
+    def __init__(self, archive: Archive) -> None:
         super().__init__()
         self._archive = archive
-        self._roots = {name: parse_xml(self._archive.read(name)) for name in self._archive.names(_PARTS[extension])}
+        self._roots = {name: parse_xml(self._archive.read(name)) for name in self._archive.names(_PARTS)}
         self._paragraphs: list[_Runs] = []
         for root in self._roots.values():
-            if extension == "odt":
-                for paragraph in list(root.iter(f"{_TEXT}p", f"{_TEXT}h")):
+            for paragraph in list(root.iter(f"{_W}p", f"{_A}p", f"{_TEXT}p", f"{_TEXT}h")):
+                if paragraph.tag.startswith(_TEXT):
                     add_content(self, paragraph, None, list(paragraph), _stands_for_in_odt, collapses=True)
-                continue
-            prefix = _W if extension == "docx" else _A
-            for paragraph in list(root.iter(f"{prefix}p")):
+                    continue
+                prefix = paragraph.tag[:-1]
                 runs = _Runs(paragraph, prefix)
                 self._paragraphs.append(runs)
                 content = [child for child in paragraph if child.tag not in (f"{prefix}pPr", f"{prefix}endParaRPr")]
@@ -52,7 +49,7 @@ class OfficeFile(Texts):
 
 
 def _stands_for_in_odt(element: Any) -> str | None:
-    if element.tag in (f"{_TEXT}span", f"{_TEXT}a"):
+    if element.tag in (f"{_TEXT}span", f"{_TEXT}a", PAIR):
         return None
     return {f"{_TEXT}tab": "\t", f"{_TEXT}line-break": "\n"}.get(element.tag, "")
 
@@ -95,25 +92,14 @@ class _Runs:
 
     def _open(self, element: Any) -> None:
         """Replace each run by its parts: marked text, and runs of one thing that is no text."""
-        fields: list[Any] = []
         for child in list(element):
             child.tail = None
-            for part in self._parts(child) if child.tag == self._run else [child]:
-                if part is not child:
-                    child.addprevious(part)
-                kind = next((each.get(f"{_W}fldCharType") for each in part.iterchildren(f"{_W}fldChar")), "")
-                if kind == "begin":
-                    fields.append(part.makeelement(_LINK))
-                    part.addprevious(fields[-1])
-                    for outer in fields[-2:-1]:
-                        outer.append(fields[-1])
-                if fields:
-                    fields[-1].append(part)
-                if kind == "end" and fields:
-                    field = fields.pop()
-                    if not any("HYPERLINK" in (code.text or "") for code in field.iter(f"{_W}instrText")):
-                        field.tag = _FIELD
+            if child.tag in self._dropped:
+                element.remove(child)
+                continue
             if child.tag == self._run:
+                for part in self._parts(child):
+                    child.addprevious(part)
                 element.remove(child)
             elif self._has_runs(child):
                 self._with_runs.append(child)
@@ -140,8 +126,11 @@ class _Runs:
                 yield part
 
     def stands_for(self, element: Any) -> str | None:
-        if element.tag in (_MARKED, _LINK) or element in self._with_runs:
+        if element.tag == _MARKED or element in self._with_runs:
             return None
+        if element.tag == PAIR:  # a field whose text is no link is copied
+            is_link = any("HYPERLINK" in (code.text or "") for code in element.iter(f"{_W}instrText"))
+            return None if is_link or element[0].find(f"{_W}fldChar") is None else ""
         thing = element[-1] if element.tag == self._run else element
         if thing.tag == f"{_W}br" and thing.get(f"{_W}type") not in (None, "textWrapping"):
             return ""
@@ -157,8 +146,8 @@ class _Runs:
         yield from self._run_of(element.text, own)
         for child in list(element):
             tail, child.tail = child.tail, None
-            if child.tag in (_MARKED, _FIELD, _LINK):
-                yield from self._restored(child, self._formats.get(child, own))
+            if child.tag == _MARKED:
+                yield from self._restored(child, self._formats[child])
             else:
                 yield child
             yield from self._run_of(tail, own)

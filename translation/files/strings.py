@@ -15,16 +15,6 @@ _HAS_TAG = re.compile(r"</[A-Za-z]|<(?:br|hr|img|wbr)\b[^>]*>")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"(?=(\s*:)?)')
 _ANCHOR = re.compile(r"(?:[&!]\S*\s+)*")  # and tags
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:[-_][A-Z][A-Za-z]{1,3})?")
-# Rules of gettext by language; others have a singular for 1 and a plural.
-_PLURALS = {
-    "ja zh ko vi th id ms lo my": "nplurals=1; plural=0;",
-    "fr pt_BR hy": "nplurals=2; plural=(n > 1);",
-    "ru uk be sr hr bs": "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20)"
-    " ? 1 : 2);",
-    "pl": "nplurals=3; plural=(n==1 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);",
-    "cs sk": "nplurals=3; plural=(n==1 ? 0 : n>=2 && n<=4 ? 1 : 2);",
-    "ar": "nplurals=6; plural=(n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5);",
-}
 
 
 class Strings(Texts):
@@ -195,18 +185,18 @@ class PoStrings(Strings):
                     self.add_string(form, partial(forms.__setitem__, index))
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
+        from babel.messages.plurals import DEFAULT_PLURAL, PLURALS
+
         self.apply(translations)
         metadata, tag = self._file.metadata, language.replace("-", "_")
         if metadata.get("Language", "").replace("-", "_").split("_")[0] != tag.split("_")[0]:
             metadata.pop("Plural-Forms", None)
             metadata["Language"] = tag
         if not re.match(r"\s*nplurals\s*=\s*\d", metadata.get("Plural-Forms", "")):
-            known = (rule for languages, rule in _PLURALS.items() if {tag, tag.split("_")[0]} & {*languages.split()})
-            metadata["Plural-Forms"] = next(known, "nplurals=2; plural=(n != 1);")
-        metadata.setdefault("Content-Type", "text/plain; charset=UTF-8")
-        metadata["Content-Type"] = re.sub("charset=.*", "charset=UTF-8", metadata["Content-Type"])
-        number = re.search(r"\d+", metadata["Plural-Forms"])
-        count = int(number[0]) if number else 2
+            number, rule = PLURALS.get(tag) or PLURALS.get(tag.split("_")[0], DEFAULT_PLURAL)
+            metadata["Plural-Forms"] = f"nplurals={number}; plural={rule};"
+        metadata["Content-Type"] = "text/plain; charset=UTF-8"
+        count = int(re.findall(r"\d+", metadata["Plural-Forms"])[0])
         for entry, (one, other) in self._entries:
             entry.flags = [flag for flag in entry.flags if flag != "fuzzy"]
             if entry.msgid_plural:

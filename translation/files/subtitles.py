@@ -4,16 +4,31 @@ where alignment shows it.
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
 from sightline.base.text.sentences import has_letter
 from sightline.translation.files.document import DocumentError, decode, ends_of_tags
-from sightline.translation.marks import MarkedText, TextBuilder, Texts, TranslatedText
+from sightline.translation.files.strings import Replacements
+from sightline.translation.marks import (
+    MarkedText,
+    Node,
+    PlacedMark,
+    TextBuilder,
+    TranslatedText,
+    nested,
+    nodes_of,
+)
 
-_TIMES = re.compile(r"^[ \t]*((?:\d+:)?\d+:\d+[.,]\d+)[ \t]*-->[ \t]*((?:\d+:)?\d+:\d+[.,]\d+)")
+_TIMES = r"[ \t]*((?:\d+:)?\d+:\d+[.,]\d+)[ \t]*-->[ \t]*((?:\d+:)?\d+:\d+[.,]\d+)"
+_NEWLINE = r"(?:\r\n?|\n|\Z)"
+# The lines after its times, until a blank line or the next cue, which may have a number.
+_CUE = re.compile(
+    rf"(?<![^\r\n]){_TIMES}[^\r\n]*{_NEWLINE}((?:(?!(?:\d+[ \t]*{_NEWLINE})?{_TIMES})[ \t]*[^\s][^\r\n]*{_NEWLINE})+)"
+)
 _TAG = re.compile(r"</?(?:[bius]|font|c|v|lang|ruby|rt)(?=[\s.>])[^<>\n]*>|<[\d:.]+>|\{\\[^{}\n]*\}", re.IGNORECASE)
 _END = re.compile(r"[.!?…。！？♪)\]\"”»:][\"'”’»)\]*♪\s]*$")
 _SPEAKER = re.compile(r"^\s*(?:[-–—‐♪#>]|<v[\s.]|[^\W\d_][\w .]{0,20}:(?=\s))")  # the start of a line of its own
@@ -27,8 +42,8 @@ _DISTANCE = 0.2  # cost of a character between a cut and its place by length
 class _Cue:
     start: float
     end: float
-    lines: list[str] = field(default_factory=list)
-    first_line: int = 0
+    lines: list[str]
+    write: Callable[[str], None]
 
     @property
     def text(self) -> str:
@@ -39,46 +54,31 @@ class _Cue:
         return joined
 
 
-class Subtitles(Texts):
+class Subtitles(Replacements):
     """A file of subtitles, of which only the lines of the cues change."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__()
-        text, self._encoding = decode(data)
-        self._newline = "\r\n" if "\r\n" in text else "\n"
-        lines = re.split(r"\r\n|\r|\n", text)
-        self._lines: list[str | None] = [*lines]
-        cues = list(_cues(lines))
-        if not cues and text.strip().removeprefix("WEBVTT").strip():
+        super().__init__(*decode(data))
+        cues = list(self._cues())
+        if not cues and self._text.strip().removeprefix("WEBVTT").strip():
             raise DocumentError("has no cue with times such as 00:00:01,000 --> 00:00:02,000")
         for group in _groups([cue for cue in cues if has_letter(_TAG.sub("", cue.text))]):
             builder = _builder(group)
             source = builder.finish()
-            self.add(source, partial(self._write, group, builder, source))
+            self.add(source, partial(_write, group, builder, source))
 
-    def _write(self, group: Sequence[_Cue], builder: TextBuilder, source: MarkedText, result: TranslatedText) -> None:
-        for cue, text in zip(group, _divided(group, builder, source, result), strict=True):
-            first, last = cue.first_line, cue.first_line + len(cue.lines)
-            self._lines[first:last] = [text.replace("\n", self._newline), *[None] * (len(cue.lines) - 1)]
+    def _cues(self) -> Iterator[_Cue]:
+        newline = "\r\n" if "\r\n" in self._text else "\n"
+        for match in _CUE.finditer(self._text):
+            start = match.start(3)
+            lines = self._text[start : match.end()].rstrip("\r\n")
+            write = self.replace(start, start + len(lines), lambda text: text.replace("\n", newline))
+            yield _Cue(_seconds(match[1]), _seconds(match[2]), lines.splitlines(), write)
 
-    def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
-        self.apply(translations)
-        return self._newline.join([line for line in self._lines if line is not None]).encode(self._encoding)
 
-
-def _cues(lines: Sequence[str]) -> Iterator[_Cue]:
-    """Yield the cues; each has the lines after its times until a blank line."""
-    cue: _Cue | None = None
-    for number, line in enumerate([*lines, ""]):
-        match = _TIMES.match(line)
-        if match:
-            cue = _Cue(_seconds(match[1]), _seconds(match[2]), first_line=number + 1)
-        elif cue is not None and line.strip():
-            cue.lines.append(line)
-        elif cue is not None:
-            if cue.lines:
-                yield cue
-            cue = None
+def _write(group: Sequence[_Cue], builder: TextBuilder, source: MarkedText, result: TranslatedText) -> None:
+    for cue, text in zip(group, _divided(group, builder, source, result), strict=True):
+        cue.write(text)
 
 
 def _seconds(time: str) -> float:
@@ -136,35 +136,40 @@ def _name(tag: str) -> str:
 
 
 def _divided(group: Sequence[_Cue], builder: TextBuilder, source: MarkedText, result: TranslatedText) -> Iterator[str]:
-    """Yield the text of each cue of a group."""
+    """Yield the text of each cue of a group: its part of the translation, with the tags whose words
+    are there. A tag at the edges of its cue stays there.
+    """
     cuts = [0, *_cuts(source, result), len(result.text)]
-    cues: list[int] = []  # the mark of the cue of each mark
-    for index, mark in enumerate(source.marks):
-        cues.append(index if mark.parent is None else cues[mark.parent])
-    for cue, number, (start, end) in zip(group, sorted(set(cues)), pairwise(cuts), strict=True):
-        inside = []
-        for placed in result.marks:
-            own, whole = source.marks[placed.index], source.marks[cues[placed.index]]
-            first, last = max(placed.start, start), min(placed.end, end)
-            if own.start == whole.start and own.end in (
-                whole.start,
-                whole.end,
-            ):  # it stays around its cue, or before it
-                if cues[placed.index] == number:
-                    inside.append((start, start if own.start == own.end else end, builder.things[placed.index]))
-            elif first < last or (placed.start == placed.end and start <= placed.start < max(end, 1)):
-                inside.append((first, last, builder.things[placed.index]))
-        text, position = "", start
-        waiting: list[tuple[int, str]] = []
-        for first, last, (before, after) in sorted(inside, key=lambda tag: (tag[0], -tag[1])):
-            while waiting and waiting[-1][0] <= first < last:
-                place, tag = waiting.pop()
-                text, position = text + result.text[position:place] + tag, place
-            text, position = text + result.text[position:first] + before, first
-            waiting.append((last, after))
-        for place, tag in reversed(waiting):
-            text, position = text + result.text[position:place] + tag, place
-        yield _wrapped(cue, (text + result.text[position:end]).strip())
+    numbers = [index for index, mark in enumerate(source.marks) if mark.parent is None]
+    ends = [start + len(result.text[start:end].rstrip()) for start, end in pairwise(cuts)]
+    parts = dict(zip(numbers, zip(cuts, ends, strict=False), strict=True))
+    marks, placed = [*source.marks], list[PlacedMark]()
+    for each in result.marks:
+        own = source.marks[each.index]
+        cue = each.index if own.parent is None else own.parent
+        if cue in parts:
+            edges = {source.marks[cue].start: parts[cue][0], source.marks[cue].end: parts[cue][1]}
+            if own.start in edges and own.end in edges:
+                placed.append(replace(each, start=edges[own.start], end=edges[own.end]))
+                continue
+            middle = bisect_right(cuts, (each.start + each.end) / 2, hi=len(cuts) - 1)
+            marks[each.index] = replace(own, parent=numbers[middle - 1])
+        placed.append(each)
+    divided = TranslatedText(result.text, nested(marks, placed, len(result.text)))
+    nodes = [node for node in nodes_of(MarkedText(source.text, marks), divided) if not isinstance(node, str)]
+    for own_cue, (_, content) in zip(group, nodes, strict=True):
+        yield _wrapped(own_cue, _written(content, builder.things).strip())
+
+
+def _written(nodes: Sequence[Node], things: Sequence[tuple[str, str]]) -> str:
+    written = ""
+    for node in nodes:
+        if isinstance(node, str):
+            written += node
+        else:
+            before, after = things[node[0]]
+            written += before + _written(node[1], things) + after
+    return written
 
 
 def _cuts(source: MarkedText, result: TranslatedText) -> Iterator[int]:
@@ -199,12 +204,14 @@ def _cuts(source: MarkedText, result: TranslatedText) -> Iterator[int]:
 def _wrapped(cue: _Cue, text: str) -> str:
     """Return a text in as many lines as its cue had, if they are short enough."""
     wrapped: list[str] = []
-    count = len(cue.lines)
+    width = max(_WIDTH, *(len(_TAG.sub("", own)) for own in cue.lines))
     for line in text.split("\n"):
-        width = max(_WIDTH, *(len(_TAG.sub("", own)) for own in cue.lines))
-        if count == 1 or len(line) <= width or _TAG.search(line):
+        size = len(_TAG.sub("", line))
+        if len(cue.lines) == 1 or size <= width:
             wrapped.append(line)
             continue
-        number = max(2, -(-len(line) // width))
-        wrapped += textwrap.wrap(line, -(-len(line) // number) + 8, break_long_words=False, break_on_hyphens=False)
+        whole = _TAG.sub(lambda tag: tag[0].replace(" ", "\0"), line)
+        most = len(line) // max(2, -(-size // width)) + 8
+        lines = textwrap.wrap(whole, most, break_long_words=False, break_on_hyphens=False)
+        wrapped += [each.replace("\0", " ") for each in lines]
     return "\n".join(wrapped)

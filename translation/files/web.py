@@ -3,12 +3,12 @@
 import codecs
 import re
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
-from sightline.base.text.sentences import has_letter
 from sightline.translation.files.archive import Archive
 from sightline.translation.files.document import DocumentError, decode, parse_xml, xml_bytes
-from sightline.translation.marks import MarkedText, Texts, TranslatedText
+from sightline.translation.files.strings import Strings
+from sightline.translation.marks import TranslatedText
 from sightline.translation.markup import HTML, XHTML, Markup, MarkupError, add_markup
 
 _NCX = "{http://www.daisy.org/z3986/2005/ncx/}"
@@ -38,7 +38,7 @@ class HtmlFile:
         return f"{self._edges[0]}{written}{self._edges[1]}".encode(self._encoding, "xmlcharrefreplace")
 
 
-class Epub(Texts):
+class Epub(Strings):
     """A book: its pages, its table of contents, and its title."""
 
     def __init__(self, archive: Archive) -> None:
@@ -52,8 +52,7 @@ class Epub(Texts):
             add_markup(self, self._roots[name], HTML)
         for name in others:
             for element in self._roots[name].iter(f"{_NCX}text", f"{_DC}title", f"{_DC}description"):
-                if has_letter(element.text or ""):
-                    self.add(MarkedText(element.text), lambda result, element=element: _set(element, result))  # type: ignore[misc]
+                self.add_string(element.text or "", partial(setattr, element, "text"))
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
         self.apply(translations)
@@ -64,7 +63,3 @@ class Epub(Texts):
             for element in root.iter(f"{_DC}language"):
                 element.text = language
         return self._archive.write({name: xml_bytes(root) for name, root in self._roots.items()})
-
-
-def _set(element: Any, result: TranslatedText) -> None:
-    element.text = result.text

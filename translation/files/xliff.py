@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from sightline.translation.elements import add_content
+from sightline.translation.elements import PAIR, add_content
 from sightline.translation.files.document import parse_xml, xml_bytes
 from sightline.translation.marks import Texts, TranslatedText
 
@@ -24,7 +24,7 @@ class Xliff(Texts):
 
         def stands_for(element: Any) -> str | None:
             is_fixed = element.get("translate") == "no" or element.get("mtype") == "protected"
-            is_around = element.tag in (f"{space}g", f"{space}pc", f"{space}mrk") and not is_fixed
+            is_around = element.tag in (f"{space}g", f"{space}pc", f"{space}mrk", PAIR) and not is_fixed
             return None if is_around else ""
 
         for source in list(self._root.iter(f"{space}source")):
@@ -34,14 +34,12 @@ class Xliff(Texts):
             target = unit.find(f"{space}target")
             if target is not None and ("".join(target.itertext()).strip() or len(target)):
                 continue
-            attributes = {} if target is None else dict(target.attrib)
             written = copy.deepcopy(source)
             written.tag, written.tail = f"{space}target", source.tail
-            for name in attributes:
-                written.set(name, attributes[name])
-            written.attrib.pop(f"{_SPACE}", None)
             if target is not None:
+                written.attrib.update(target.attrib)
                 unit.remove(target)
+            written.attrib.pop(_SPACE, None)
             after = unit.find(f"{space}seg-source")
             (source if after is None else after).addnext(written)
             if self._is_old:
