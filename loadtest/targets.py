@@ -89,11 +89,6 @@ def _infer(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     return {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}]}
 
 
-def _triton_generate(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
-    parameters = _present(max_tokens=options.max_new_tokens)
-    return {"text_input": prompt, "stream": options.is_streamed, **({"parameters": parameters} if parameters else {})}
-
-
 def _present(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -111,12 +106,4 @@ TARGETS = {
     "openai-embeddings": LoadTarget("/v1/embeddings", _embeddings, needs_model=True),
     "tei-embed": LoadTarget("/embed", _tei, model_in_query=True, reports_usage=False),
     "oip-infer": LoadTarget("/v2/models/{model}/infer", _infer, needs_model=True, reports_usage=False),
-    "oip-generate": LoadTarget(
-        "/v2/models/{model}/generate",
-        _triton_generate,
-        "/v2/models/{model}/generate_stream",
-        generates=True,
-        needs_model=True,
-        reports_usage=False,
-    ),
 }

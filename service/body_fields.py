@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -15,12 +15,10 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
-    ModelWrapValidatorHandler,
     PlainValidator,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
-    model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
@@ -58,19 +56,6 @@ JSON_TYPES = {bool: "boolean", int: "number", str: "string", dict: "object", lis
 NULL: dict[str, Any] = {"type": "null"}  # JSON Schema
 
 
-def list_schema(items: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of the inputs of a call, each with the schema `items`."""
-    return {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_INPUTS}
-
-
-def describe_optional_fields(schema: dict[str, Any]) -> None:
-    """Copy the description of an optional field's type from `anyOf`, where Pydantic leaves it."""
-    for field in schema.get("properties", {}).values():
-        for kind in field.get("anyOf", ()):
-            if "description" in kind and "description" not in field:
-                field["description"] = kind["description"]
-
-
 def field_error(code: str, message: str, *path: str | int) -> PydanticCustomError:
     """Create an error with a code of `ERRORS`; `path` is relative to the validated value."""
     # Pydantic formats the template with the context, so braces in the message must come from there.
@@ -88,23 +73,13 @@ class RequestBody(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler(core_schema)
         resolved = handler.resolve_ref_schema(schema)
-        describe_optional_fields(resolved)
+        for field in resolved.get("properties", {}).values():
+            for kind in field.get("anyOf", ()):  # where Pydantic leaves the description of an optional type
+                if "description" in kind and "description" not in field:
+                    field["description"] = kind["description"]
         if cls.EXAMPLES:
             resolved["examples"] = list(cls.EXAMPLES)
         return schema
-
-
-class NullsOmitted(BaseModel):
-    """Base of models in which a null equals omitting the field."""
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _omit_nulls(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Remove fields that are null from `model_fields_set`."""
-        model = handler(value)
-        if isinstance(value, dict):
-            model.model_fields_set.difference_update([name for name, field in value.items() if field is None])
-        return model
 
 
 def is_word(name: str) -> bool:
@@ -116,15 +91,11 @@ def is_word(name: str) -> bool:
 class Texts:
     """One text, or a list of them."""
 
-    texts: Annotated[tuple[str, ...], Field(description="The texts.")]
-    is_list: Annotated[bool, Field(description="False for one text that is not in a list.")] = True
-    indices: Annotated[tuple[int, ...] | None, Field(description="Indices in the request, if some were left out.")] = (
-        None
-    )
-    second_texts: Annotated[
-        tuple[str | None, ...] | None, Field(description="Second text of each input that is a pair of texts.")
-    ] = None
-    are_prompts: Annotated[bool, Field(description="Names of special tokens stand for them.")] = False
+    texts: tuple[str, ...]
+    is_list: bool = True  # False for one text that is not in a list
+    indices: tuple[int, ...] | None = None  # in the request, if some were left out
+    second_texts: tuple[str | None, ...] | None = None  # of inputs that are pairs of texts
+    are_prompts: bool = False  # names of special tokens stand for them
 
     @classmethod
     def one(cls, text: str) -> "Texts":
@@ -154,8 +125,8 @@ class Texts:
 class IdLists:
     """Inputs that are token ids of the model: one list of them, or several."""
 
-    lists: Annotated[tuple[tuple[int, ...], ...], Field(description="The token ids of each input.")]
-    is_list: Annotated[bool, Field(description="False for one list of ids that is not in a list.")] = True
+    lists: tuple[tuple[int, ...], ...]  # the token ids of each input
+    is_list: bool = True  # False for one list of ids that is not in a list
 
     def index(self, position: int) -> int | None:
         """Return the index of an input for an error; None for one that is not in a list."""
@@ -239,11 +210,11 @@ def check_texts_without_ids(value: Any) -> Texts:
     return check_texts(value)
 
 
-def check_ids(value: Any) -> IdLists:
-    """Check one list of token ids, or a list of such lists; they may be empty."""
-    if not isinstance(value, list):
-        raise field_error("invalid_parameter", "It must be a list of token ids, or a list of such lists.")
-    is_list = bool(value) and isinstance(value[0], list)
+def check_texts_or_ids(value: Any) -> Texts | IdLists:
+    """Check one text or a list of them, or one list of token ids or a list of such lists."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], int | float | list):
+        return check_texts(value)
+    is_list = isinstance(value[0], list)
     lists = value if is_list else [value]
     if len(lists) > MAX_INPUTS:
         raise field_error("invalid_parameter", f"It must have at most {MAX_INPUTS} lists of ids, got {len(lists)}.")
@@ -251,17 +222,9 @@ def check_ids(value: Any) -> IdLists:
         path = (index,) if is_list else ()
         if not isinstance(ids, list) or not all(type(token_id) is int and 0 <= token_id <= MAX_ID for token_id in ids):
             raise field_error("invalid_parameter", f"It must be a list of token ids, from 0 to {MAX_ID}.", *path)
+        if not ids:
+            raise field_error("empty_input", "It is an empty list.", *path)
     return IdLists(tuple(map(tuple, lists)), is_list)
-
-
-def check_texts_or_ids(value: Any) -> Texts | IdLists:
-    """Check one text or a list of them, or one list of token ids or a list of such lists."""
-    if not isinstance(value, list) or not value or not isinstance(value[0], int | float | list):
-        return check_texts(value)
-    inputs = check_ids(value)
-    if () in inputs.lists:
-        raise field_error("empty_input", "It is an empty list.", *[inputs.lists.index(())] * inputs.is_list)
-    return inputs
 
 
 def check_nesting(value: Any, levels: int = MAX_NESTING) -> Any:
@@ -324,34 +287,40 @@ def check_word(value: Any) -> str:
 
 
 TEXT_SCHEMA: dict[str, Any] = {"type": "string", "pattern": NOT_BLANK}
-TEXTS_SCHEMA: dict[str, Any] = {"anyOf": [TEXT_SCHEMA, list_schema(TEXT_SCHEMA)]}
-_ANY_TEXT = {"type": "string"}
-_ANY_TEXTS = {"anyOf": [_ANY_TEXT, list_schema(_ANY_TEXT)]}
-# A field `on_empty: OnEmpty` must be declared before a field of this type.
-TextsWithBlanks = Annotated[Texts, PlainValidator(check_texts_with_blanks), WithJsonSchema(_ANY_TEXTS)]
+Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(TEXT_SCHEMA)]
+Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]
+ListOfInputs = Annotated[list[T], Field(min_length=1, max_length=MAX_INPUTS)]
+TextOrTexts = Annotated[Texts, PlainValidator(check_texts, json_schema_input_type=Text | ListOfInputs[Text])]
+TextsWithoutIds = Annotated[
+    Texts, PlainValidator(check_texts_without_ids, json_schema_input_type=Text | ListOfInputs[Text])
+]
 AnyTexts = Annotated[
-    Texts, PlainValidator(functools.partial(check_texts, allow_blank=True)), WithJsonSchema(_ANY_TEXTS)
+    Texts,
+    PlainValidator(functools.partial(check_texts, allow_blank=True), json_schema_input_type=str | ListOfInputs[str]),
+]
+# A field `on_empty: OnEmpty` must be declared before a field of this type.
+TextsWithBlanks = Annotated[
+    Texts, PlainValidator(check_texts_with_blanks, json_schema_input_type=str | ListOfInputs[str])
 ]
 OnEmpty = Annotated[
     Literal["error", "pass"],
     Field(description="`error` rejects the call if an input is blank; `pass` returns an empty output for that input."),
 ]
-TextOrTexts = Annotated[Texts, PlainValidator(check_texts), WithJsonSchema(TEXTS_SCHEMA)]
-_PAIR_SCHEMA = {"type": "array", "items": TEXT_SCHEMA, "minItems": 2, "maxItems": 2}
-TEXTS_OR_PAIRS_SCHEMA: dict[str, Any] = {"anyOf": [TEXT_SCHEMA, list_schema({"anyOf": [TEXT_SCHEMA, _PAIR_SCHEMA]})]}
-TextsOrPairs = Annotated[Texts, PlainValidator(check_texts_or_pairs), WithJsonSchema(TEXTS_OR_PAIRS_SCHEMA)]
-_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID}, "minItems": 1}
-TEXTS_OR_IDS_SCHEMA: dict[str, Any] = {"anyOf": [*TEXTS_SCHEMA["anyOf"], _IDS_SCHEMA, list_schema(_IDS_SCHEMA)]}
-TextsOrIds = Annotated[Texts | IdLists, PlainValidator(check_texts_or_ids), WithJsonSchema(TEXTS_OR_IDS_SCHEMA)]
-TextsWithoutIds = Annotated[Texts, PlainValidator(check_texts_without_ids), WithJsonSchema(TEXTS_SCHEMA)]
+Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
+TextsOrPairs = Annotated[
+    Texts, PlainValidator(check_texts_or_pairs, json_schema_input_type=Text | ListOfInputs[Text | Pair])
+]
+Ids = Annotated[list[Annotated[int, Field(ge=0, le=MAX_ID)]], Field(min_length=1)]
+TextsOrIds = Annotated[
+    Texts | IdLists,
+    PlainValidator(check_texts_or_ids, json_schema_input_type=Text | ListOfInputs[Text] | Ids | ListOfInputs[Ids]),
+]
 File = Annotated[
     UploadedFile,
     PlainValidator(check_file),
     WithJsonSchema({"type": "string", "format": "binary"}),
     Field(description="The document; the end of its name decides its format."),
 ]
-Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(TEXT_SCHEMA)]
-Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]
 
 
 def validate(document: dict[str, Any], model: type[Model], *, is_strict: bool = True) -> Model:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 import orjson
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
-from sightline.service.body_fields import NullsOmitted, RequestBody, construct, field_error
+from sightline.service.body_fields import RequestBody, construct, field_error
 
 MAX_CHARACTERS = 65_536  # of a constraint
 
@@ -38,7 +38,7 @@ JsonSchema = Annotated[str, PlainValidator(check_schema), WithJsonSchema({"type"
 Expression = Annotated[str, PlainValidator(check_text), WithJsonSchema({"type": "string", "maxLength": MAX_CHARACTERS})]
 
 
-class Constraint(RequestBody, NullsOmitted):
+class Constraint(RequestBody):
     """The texts that a model may generate, by one of the fields.
 
     In a grammar, `<[id]>` is the token with an id, and `<name>` the special token of that name. The
@@ -57,7 +57,7 @@ class Constraint(RequestBody, NullsOmitted):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if len(self.model_fields_set) != 1:
+        if [self.json_schema, self.regex, self.lark].count(None) != 2:
             raise field_error("invalid_parameter", "It must have one of json_schema, regex and lark.")
         return self
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainVal
 
 from sightline.base.bundle import MAX_BEAMS, GenerationDefaults, MapKind
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import MAX_ID, MAX_INPUTS, NULL, NullsOmitted, RequestBody, TextOrTexts, field_error
+from sightline.service.body_fields import MAX_ID, MAX_INPUTS, NULL, RequestBody, TextOrTexts, field_error
 from sightline.service.constraints import Constraint
 
 MAX_SEED = 2**53 - 1  # largest integer that every JSON reader keeps exact
@@ -315,7 +315,7 @@ class TextParameters(RequestBody):
         return suppressed + [("logit_bias", token_id, token_id) for token_id, _ in self.logit_bias or ()]
 
 
-class GenerateParameters(TextParameters, NullsOmitted):
+class GenerateParameters(TextParameters):
     """Generation parameters, with the names, meanings and defaults of Hugging Face's `generate`."""
 
     # The bodies of compatible APIs have fields with these names; their aliases are the names of the

@@ -243,11 +243,6 @@ def _generations(model: str, text: str, number: int) -> list[Call]:
         Call("/v1/completions", {**openai, "stream": True}),
         Call("/api/generate", {"model": model, "prompt": text, "options": {"num_predict": MAX_TOKENS}}),
         *(Call(f"{path}?model={model}", short) for path in ("/", "/generate", "/generate_stream")),
-        *(
-            Call(f"{path}/{name}", {"text_input": text})
-            for path in _paths(model)
-            for name in ("generate", "generate_stream")
-        ),
         *(Call(f"{path}/infer", {"inputs": [_tensor(text)]}) for path in _paths(model)),
     ]
 
@@ -313,8 +308,6 @@ def _plain(model: str, text: str) -> list[Call]:
     return [
         Call("/v1/tokenize", {"model": model, "inputs": text}),
         Call("/v1/detokenize", {"model": model, "ids": [[5, 6, 7]]}),
-        Call(f"/tokenize?model={model}", {"inputs": text}),
-        Call(f"/decode?model={model}", {"ids": [5, 6, 7]}),
         Call("/v2/repository/index", {}),
         Call("/api/show", {"model": model}),
         *map(Call, GETS),

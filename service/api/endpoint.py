@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import orjson
@@ -158,24 +158,26 @@ def _weight(text: str) -> float:
         return 0.0
 
 
-class EventEncoder(Protocol):
-    """Writes the events of a stream in the form of one API.
+class EventEncoder:
+    """Base of the writers of a stream's events in the form of an API, by default as data events.
 
     An event is sent as soon as it is written, so it must be complete: a server-sent event with its
     blank line (`event_of`), or a JSON line (`line_of`).
     """
 
-    def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes: ...
+    def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
+        raise NotImplementedError
 
-    def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes: ...
+    def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
+        raise NotImplementedError
 
     def close(self, stream: Stream) -> bytes:
         """Write what comes after the last event."""
-        ...
+        return b""
 
     def error(self, body: bytes) -> bytes:
         """Write an error, which ends the stream."""
-        ...
+        return b"data: " + body + b"\n\n"
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,9 @@ async def ready(call: Call) -> Readiness:
 
 
 async def health(call: Call) -> Health:
-    """Return 200 if requests are served, on the path that clients of other services use."""
+    """Return 200 if requests are served, on paths that other services and SageMaker have."""
     call.service.check_ready()
     return Health("ok")
-
-
-async def ping(call: Call) -> Health:
-    """Return 200 if requests are served, on the path that SageMaker polls."""
-    return await health(call)
 
 
 async def metrics(call: Call) -> Raw:
@@ -57,6 +52,6 @@ ENDPOINTS = (
     Endpoint("GET", "/health/live", live, Health, ignores_query=True, is_open=True),
     Endpoint("GET", "/health/ready", ready, Readiness, errors=UNAVAILABLE_ERRORS, ignores_query=True, is_open=True),
     Endpoint("GET", "/health", health, Health, errors=UNAVAILABLE_ERRORS, ignores_query=True, is_open=True),
-    Endpoint("GET", "/ping", ping, Health, errors=UNAVAILABLE_ERRORS, ignores_query=True, is_open=True),
+    Endpoint("GET", "/ping", health, Health, errors=UNAVAILABLE_ERRORS, ignores_query=True, is_open=True, name="ping"),
     Endpoint("GET", "/metrics", metrics, media_types=("text/plain",), ignores_query=True, role="admin"),
 )

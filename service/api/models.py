@@ -1,7 +1,8 @@
 """GET /v1/models and /v1/models/{model_id}."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import Field
 
@@ -10,8 +11,8 @@ from sightline.service.api.endpoint import Call, Endpoint, PathModel
 from sightline.service.api.types import FailedModels
 from sightline.service.inference.maps import AttentionWindow, window_of
 from sightline.service.inference.service import ModelState
-from sightline.service.parameters import MODEL_DEFAULTS
 
+T = TypeVar("T")
 STATES = (
     "`ready`: the model is loaded. `unloaded`, `loading`, `failed`: the model is lazy. Its first use loads it; "
     "a later call repeats a load that has failed."
@@ -274,7 +275,6 @@ def tasks_of(manifest: Manifest) -> list[str]:
 
 
 def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
-    languages = manifest.languages
     return ModelCard(
         id=manifest.name,
         object="model",
@@ -291,46 +291,26 @@ def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
             for maps in manifest.attention
         ],
         alignment=_alignment_of(manifest),
-        coverage=_coverage_of(manifest),
-        embedding=_embedding_of(manifest),
-        languages=(
-            ModelLanguages(languages.source, languages.target, list(languages.sources), list(languages.targets))
-            if languages
-            else None
-        ),
+        coverage=_copied(ModelCoverage, manifest.coverage),
+        embedding=_copied(EmbeddingSettings, manifest.embedding),
+        languages=_copied(ModelLanguages, manifest.languages),
         training_unit=manifest.training_unit,
-        generation_defaults=(
-            ParameterDefaults(**{name: getattr(manifest.generation, name) for name in MODEL_DEFAULTS})
-            if "generate" in manifest.tasks
-            else None
-        ),
+        generation_defaults=_copied(ParameterDefaults, manifest.generation if "generate" in manifest.tasks else None),
     )
 
 
-def _coverage_of(manifest: Manifest) -> ModelCoverage | None:
-    chosen = manifest.coverage
-    if chosen is None:
+def _copied(kind: Callable[..., T], part: Any) -> T | None:
+    """Return those fields of a part of a manifest that `kind`, a dataclass, has too."""
+    if part is None:
         return None
-    return ModelCoverage(chosen.layer, chosen.head, chosen.auroc, chosen.threshold, chosen.precision, chosen.recall)
+    return kind(**{field.name: getattr(part, field.name) for field in fields(cast(Any, kind))})
 
 
 def _alignment_of(manifest: Manifest) -> ModelAlignment | None:
-    if all(maps.kind != "cross" for maps in manifest.attention):
-        return None
-    step, layer, heads = manifest.alignment_heads
-    if manifest.alignment is None:
+    if manifest.alignment is None and manifest.cross_attention is not None:
+        step, layer, heads = manifest.alignment_heads
         return ModelAlignment(step, layer, list(heads), None, None, None)
-    alignment = manifest.alignment
-    return ModelAlignment(step, layer, list(heads), alignment.criterion, alignment.agreement, alignment.baseline)
-
-
-def _embedding_of(manifest: Manifest) -> EmbeddingSettings | None:
-    embedding = manifest.embedding
-    if embedding is None:
-        return None
-    prompts = dict(embedding.prompts)
-    lengths = None if embedding.matryoshka is None else list(embedding.matryoshka)
-    return EmbeddingSettings(embedding.pooling, embedding.normalize, prompts, embedding.default_prompt, lengths)
+    return _copied(ModelAlignment, manifest.alignment)
 
 
 ENDPOINTS = (

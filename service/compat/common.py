@@ -14,7 +14,6 @@ from sightline.service.inference.call import Call
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.results import OutputToken
 from sightline.service.inference.service import DefaultTask, ServedModel, models_by_task
-from sightline.service.inference.streaming import Stream
 from sightline.service.parameters import FILTERS, NEUTRAL, GenerateParameters
 
 T = TypeVar("T")
@@ -80,16 +79,6 @@ def typed_errors(
         return orjson.dumps({"error": complete_message(message, param), "error_type": error_type})
 
     return ErrorFormat(write, response)
-
-
-class DataEventEncoder:
-    """Base of event encoders: an error is a data event, and nothing follows the last event."""
-
-    def close(self, stream: Stream) -> bytes:
-        return b""
-
-    def error(self, body: bytes) -> bytes:
-        return b"data: " + body + b"\n\n"
 
 
 def parameters_by_temperature(

@@ -146,13 +146,6 @@ class DeeplLanguagesBody(RequestBody):
     EXAMPLES = ({"type": "target"},)
 
 
-class DeeplUsage(TypedDict):
-    """Characters that were translated. They are not counted; see the quotas of keys."""
-
-    character_count: Annotated[int, Field(description="Always 0.")]
-    character_limit: Annotated[int, Field(description="A number that is never reached.")]
-
-
 class DeeplDictionary(RequestBody):
     source_lang: Annotated[Language, Field(description="Language of the terms.")]
     target_lang: Annotated[Language, Field(description="Language of their translations.")]
@@ -257,8 +250,8 @@ async def languages(call: Call, body: DeeplLanguagesBody, type: TypeInQuery = No
     ]
 
 
-async def usage(call: Call) -> DeeplUsage:
-    """Return a usage of nothing, for clients that ask before they translate."""
+async def usage(call: Call) -> Info:
+    """Return a usage of nothing, for clients that ask before they translate; keys have quotas."""
     return {"character_count": 0, "character_limit": NO_LIMIT}
 
 
@@ -395,7 +388,7 @@ ENDPOINTS = (
     _post("/v2/document/{document_id}", document_status, DeeplStatus, errors=("not_found",)),
     _post("/v2/document/{document_id}/result", download_document, errors=("not_found",), media_types=(BINARY,)),
     Endpoint("GET", "/v2/languages", languages, list[DeeplLanguage], body_format=OPTIONAL_BODY),
-    Endpoint("GET", "/v2/usage", usage, DeeplUsage),
+    Endpoint("GET", "/v2/usage", usage, Info),
     Endpoint("GET", "/v2/glossary-language-pairs", glossary_languages, Info, errors=("loading",)),
     Endpoint("POST", V2, create_glossary, Info, errors=("forbidden",)),
     Endpoint("POST", V3, create_multilingual_glossary, Info, errors=("forbidden",)),

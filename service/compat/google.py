@@ -1,7 +1,7 @@
 """Routes of Google's Cloud Translation, version 2; languages select the models."""
 
 from functools import partial
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
@@ -44,11 +44,6 @@ class GoogleDetectBody(RequestBody):
     EXAMPLES = ({"q": ["A dog runs."]},)
 
 
-class GoogleTranslation(TypedDict):
-    translatedText: Annotated[str, Field(description="The translation.")]
-    detectedSourceLanguage: NotRequired[Annotated[str, Field(description="Language of the text, if it was detected.")]]
-
-
 class GoogleData(TypedDict):
     """A response, with its content inside of `data`."""
 
@@ -73,9 +68,9 @@ async def translate(call: Call, body: GoogleTranslateBody) -> GoogleData:
     source = body.source_language or AUTO
     results = await translate_by_languages(call, body.inputs, source, body.target_language, markup)
     translations = [
-        GoogleTranslation(translatedText=result[0].text)
-        | ({} if body.source_language else {"detectedSourceLanguage": result[0].route[0].source})
-        for result in results
+        {"translatedText": best.text}
+        | ({} if body.source_language else {"detectedSourceLanguage": best.route[0].source})
+        for best, *_ in results
     ]
     return {"data": {"translations": translations}}
 

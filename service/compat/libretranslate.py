@@ -109,14 +109,13 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     """
     call.field_names = {**call.field_names, "num_beams": "1 + alternatives"}
     markup = HTML if body.markup == "html" else None
-    number = 1 + (body.alternatives or 0)
     results = await translate_by_languages(
         call,
         body.inputs,
         body.source_language,
         body.target_language,
         markup,
-        number,
+        num_return_sequences=1 + (body.alternatives or 0),
         return_coverage=body.return_coverage,
     )
     # Beams may differ in tokens alone.

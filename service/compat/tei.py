@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 import numpy as np
@@ -12,17 +11,15 @@ from typing_extensions import TypedDict
 from sightline.base.bundle import Task
 from sightline.service.api.endpoint import OUTPUT_ERRORS, PARAMETER_ERRORS, Call, Endpoint, ModelInQuery
 from sightline.service.api.types import Inputs, PromptName, Truncate
-from sightline.service.api_errors import ApiError, ErrorCode
+from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import (
     MAX_ID,
     MAX_INPUTS,
-    IdLists,
     RequestBody,
     Text,
     TextOrTexts,
     Texts,
     TextsWithoutIds,
-    check_ids,
     check_texts,
     check_texts_or_pairs,
     construct,
@@ -30,10 +27,14 @@ from sightline.service.body_fields import (
     must_equal,
 )
 from sightline.service.compat.common import Dimensions, manifest_of_query, model_of_query, typed_errors
+from sightline.service.engine.request import Encoded
 from sightline.service.inference.labels import function_of
+from sightline.service.inference.results import FLOAT_BYTES
 from sightline.service.inference.service import models_by_task
-from sightline.service.parameters import TokenId
-from sightline.service.tasks import classify, encode, rerank, sparse, tag, tokens
+from sightline.service.inference.source_encoding import encode_sources, read_sources
+from sightline.service.tasks import classify, encode, rerank, tag
+
+BYTES_PER_WEIGHT = 320  # of a sparse vector in a response: an object, its numbers, and their JSON
 
 
 class EmbeddingError(BaseModel):
@@ -105,12 +106,22 @@ async def sparse_vectors(call: Call, body: EmbedAllBody, model: ModelInQuery) ->
 
     Only models that were trained for them, such as SPLADE, have useful sparse vectors.
     """
-    served, truncate = await model_of_query(call, model, "sparse"), bool(body.truncate)
-    vectors = await sparse.embed_sparse(call, served, body.inputs, truncate=truncate, prompt_name=body.prompt_name)
-    return [
-        [{"index": id_, "value": weight} for id_, weight in zip(ids.tolist(), weights.tolist(), strict=True)]
-        for ids, weights in vectors
-    ]
+    served = await model_of_query(call, model, "sparse")
+    texts = encode.with_prompt(served.manifest, body.inputs, body.prompt_name)
+    admitted, sources = await read_sources(call, served, texts, truncate=bool(body.truncate))
+    call.response_memory.reserve(2 * FLOAT_BYTES * served.manifest.limits.vocabulary * len(sources))
+
+    def convert(index: int, result: Encoded) -> list[SparseValue]:
+        # The weight of a token is the maximum of log(1 + max(0, x)) over all positions of the text,
+        # with the logit x of the token there (Formal et al. 2021, "SPLADE v2", equations 1 and 6).
+        assert result.largest is not None
+        weights = np.log1p(np.maximum(result.largest, 0))
+        (ids,) = weights.nonzero()
+        call.response_memory.reserve(BYTES_PER_WEIGHT * len(ids))
+        return [{"index": id_, "value": value} for id_, value in zip(ids.tolist(), weights[ids].tolist(), strict=True)]
+
+    vectors, _, _ = await encode_sources(admitted, sources, convert, return_largest=True)
+    return vectors
 
 
 class Sentences(RequestBody):
@@ -220,7 +231,10 @@ class Prediction(TypedDict):
     label: Annotated[str, Field(description="Name of the label.")]
 
 
-async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Prediction] | list[list[Prediction]]:
+Predictions = list[Prediction] | list[list[Prediction]]
+
+
+async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> Predictions:
     """Return the probability of each label, the most probable first; a list for each text of a
     batch.
 
@@ -265,7 +279,7 @@ class ZeroShotBody(RequestBody):
     )
 
 
-async def zero_shot(call: Call, body: ZeroShotBody, model: ModelInQuery) -> list[Prediction] | list[list[Prediction]]:
+async def zero_shot(call: Call, body: ZeroShotBody, model: ModelInQuery) -> Predictions:
     """Return the score of each label of the request, as Hugging Face's zero-shot classification; a
     list for each text of a batch.
     """
@@ -353,9 +367,10 @@ class TokenEntity(TypedDict):
     end: Annotated[int, Field(description="Index after its last character.")]
 
 
-async def tag_tokens(
-    call: Call, body: TokenClassificationBody, model: ModelInQuery
-) -> list[TokenEntity] | list[list[TokenEntity]]:
+TokenEntities = list[TokenEntity] | list[list[TokenEntity]]
+
+
+async def tag_tokens(call: Call, body: TokenClassificationBody, model: ModelInQuery) -> TokenEntities:
     """Find the entities of a text, as Hugging Face's token classification; a list for each text of
     a batch.
     """
@@ -381,85 +396,11 @@ def _token_entity(entity: tag.Entity, aggregation: tag.Aggregation) -> TokenEnti
     return {"entity_group": entity.label, **place}
 
 
-class TokensBody(RequestBody):
-    inputs: Inputs
-    add_special_tokens: bool | None = Field(
-        default=None, description="Add the special tokens that the model expects; true if absent."
-    )
-    prompt_name: Annotated[Any, must_equal()] = None
-
-    EXAMPLES = ({"inputs": "A dog runs."},)
-
-
-class SimpleToken(TypedDict):
-    id: Annotated[int, Field(description="Token id.")]
-    text: Annotated[str, Field(description="Text of the token.")]
-    special: Annotated[bool, Field(description="True for special tokens.")]
-    start: Annotated[
-        int | None, Field(description="Index of the first byte in the UTF-8 text; null for special tokens.")
-    ]
-    stop: Annotated[int | None, Field(description="Index after the last byte; null for special tokens.")]
-
-
-async def tokenize_texts(call: Call, body: TokensBody, model: ModelInQuery) -> list[list[SimpleToken]]:
-    """Split each input into tokens, with their positions in UTF-8 bytes."""
-    name, is_special = manifest_of_query(call, model).name, body.add_special_tokens is not False
-    options = construct(tokens.TokenizeBody, model=name, inputs=body.inputs, add_special_tokens=is_special)
-    result = await tokens.tokenize_texts(call, options)
-    pairs = zip(body.inputs.texts, result.outputs, strict=True)
-    return [_with_bytes(text, parts) for text, parts in pairs]
-
-
-def _with_bytes(text: str, parts: Sequence[tokens.InputToken]) -> list[SimpleToken]:
-    offsets = [0, *accumulate(len(character.encode()) for character in text)]
-    return [
-        {
-            "id": token.id,
-            "text": token.text if token.special else text[token.start : token.end],
-            "special": token.special,
-            "start": None if token.special else offsets[token.start],
-            "stop": None if token.special else offsets[token.end],
-        }
-        for token in parts
-    ]
-
-
-ListsOfIds = Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_INPUTS)]
-
-
-class DecodeBody(RequestBody):
-    ids: Annotated[
-        Annotated[IdLists, PlainValidator(check_ids, json_schema_input_type=list[TokenId] | ListsOfIds)],
-        Field(description="List of token ids, or a list of such lists."),
-    ]
-    skip_special_tokens: bool | None = Field(
-        default=None, description="Leave special tokens out of the text; true if absent."
-    )
-
-    EXAMPLES = ({"ids": [5, 6, 2]}, {"ids": [[5, 6], [7]]})
-
-
-async def decode(call: Call, body: DecodeBody, model: ModelInQuery) -> list[str]:
-    """Convert one or several lists of token ids to texts."""
-    if not body.ids.is_list:
-        call.field_names = {**call.field_names, "ids[0]": "ids"}
-    name, skip, ids = manifest_of_query(call, model).name, body.skip_special_tokens is not False, body.ids.lists
-    options = construct(
-        tokens.DetokenizeBody, model=name, ids=list(map(list, ids)), side="source", skip_special_tokens=skip
-    )
-    return (await tokens.join_tokens(call, options)).texts
-
-
-_JOINING: tuple[ErrorCode, ...] = ("model_not_found", "response_too_large")
-_SPLITTING: tuple[ErrorCode, ...] = (*_JOINING, "empty_input", "unsupported_parameter")
-_PREDICTIONS = list[Prediction] | list[list[Prediction]]
 ENDPOINTS = (
     Endpoint("POST", "/embed", embed, list[list[float]], errors=OUTPUT_ERRORS),
     Endpoint("POST", "/embed_all", embed_all, list[list[list[float]]], errors=OUTPUT_ERRORS),
     Endpoint("POST", "/embed_sparse", sparse_vectors, list[list[SparseValue]], errors=PARAMETER_ERRORS),
     Endpoint("POST", "/similarity", similarity, list[float], errors=OUTPUT_ERRORS),
-    Endpoint("POST", "/predict", predict, _PREDICTIONS, errors=PARAMETER_ERRORS),
+    Endpoint("POST", "/predict", predict, Predictions, errors=PARAMETER_ERRORS),
     Endpoint("POST", "/rerank", rerank_texts, list[Rank], errors=PARAMETER_ERRORS),
-    Endpoint("POST", "/tokenize", tokenize_texts, list[list[SimpleToken]], errors=_SPLITTING),
-    Endpoint("POST", "/decode", decode, list[str], errors=_JOINING),
 )

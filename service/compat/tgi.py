@@ -14,13 +14,13 @@ from sightline.service.api.endpoint import (
     PARAMETER_ERRORS,
     Call,
     Endpoint,
+    EventEncoder,
     EventStream,
     ModelInQuery,
     event_of,
 )
 from sightline.service.body_fields import RequestBody, Text, Texts, construct, must_equal
 from sightline.service.compat.common import (
-    DataEventEncoder,
     blank_before,
     check_continues_prompt,
     model_of_query,
@@ -186,7 +186,7 @@ async def stream_text(call: Call, body: StreamedTextGenerationBody, model: Model
     return cast(EventStream, await generate_text(call, body, model))
 
 
-class TgiResponse(DataEventEncoder):
+class TgiResponse(EventEncoder):
     """One response, whole or as the events of a stream."""
 
     def __init__(self, model: ServedModel, prompt: str, parameters: TextGenerationParameters) -> None:

@@ -2,12 +2,13 @@
 
 from typing import NamedTuple
 
-from sightline.base.bundle import Languages, Manifest, Task
+from sightline.base.bundle import Languages, Task
 from sightline.base.text.languages import find_language
 from sightline.service.api_errors import ApiError
 from sightline.service.inference.call import Call, Ids
 from sightline.service.inference.service import ServedModel
 
+Translators = list[tuple[str, Languages]]  # names of models that translate, and their languages
 MAX_LISTED_SOURCES = 20  # an error lists the languages of at most this many source languages
 
 
@@ -53,25 +54,31 @@ def _choose(tag: str | None, available: tuple[str, ...], field: str, model: str)
     return language
 
 
-def translators(call: Call) -> list[tuple[Languages, Manifest]]:
-    """Return the manifests of models that translate: the default model's first, then by name."""
-    pairs = [(manifest.languages, manifest) for manifest in call.service.require_manifests() if manifest.languages]
-    return sorted(pairs, key=lambda pair: pair[1].name != call.service.default_model)  # others stay sorted by name
+def translators(call: Call, name: str | None = None) -> Translators:
+    """Return the model that a call names, or all that translate: the default one, then by name."""
+    if name is None:
+        found = [(model.name, model.languages) for model in call.service.require_manifests() if model.languages]
+        return sorted(found, key=lambda pair: pair[0] != call.service.default_model)  # others stay sorted by name
+    manifest = call.service.find_manifest(name, "generate")
+    if manifest.languages is None:
+        message = f"{name} does not translate; GET /v1/models lists the languages of models that do."
+        raise ApiError("unsupported_task", message, field="model")
+    return [(manifest.name, manifest.languages)]
 
 
-def fitting_translators(call: Call, source: str | None, target: str | None) -> list[tuple[Languages, Manifest]]:
-    """Return the manifests of models that translate between two languages; None stands for any.
+def fitting_translators(call: Call, source: str | None, target: str | None) -> Translators:
+    """Return the models that translate between two languages; None stands for any.
 
     If there is none, the error lists the languages.
     """
     fitting = [
-        (languages, manifest)
-        for languages, manifest in translators(call)
+        (name, languages)
+        for name, languages in translators(call)
         if (source is None or find_language(source, languages.sources))
         and (target is None or find_language(target, languages.targets))
     ]
     if not fitting:
-        is_read = source is None or any(find_language(source, languages.sources) for languages, _ in translators(call))
+        is_read = source is None or any(find_language(source, languages.sources) for _, languages in translators(call))
         field = "target_language" if is_read else "source_language"
         message = f"No model translates between these languages. {describe_pairs(call)}"
         if not translators(call):
@@ -88,7 +95,7 @@ async def generating_model(
     Without a name and languages it is the default model of the task.
     """
     if name is None and not (source is None and target is None):
-        name = fitting_translators(call, source, target)[0][1].name
+        name = fitting_translators(call, source, target)[0][0]
     return await call.model(name, task)
 
 
@@ -97,7 +104,7 @@ def language_pairs(call: Call) -> dict[str, list[str]]:
     reach one after the other.
     """
     pairs: dict[str, set[str]] = {}
-    for languages, _ in translators(call):
+    for _, languages in translators(call):
         for source in languages.sources:
             # A multilingual model lists a language as source and target, but does not translate
             # from it to itself.

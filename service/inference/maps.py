@@ -224,23 +224,18 @@ class Selection:
     # Layers and heads that are recorded: those of the encoder, or all if other readers need them.
     part: MapPart | None
 
-    def count(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
-        """Return the number of values in the response; `prompt_tokens` precede the target."""
-        rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
-        return self.num_maps * rows * columns
+    def cost(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> NDArray[np.int64]:
+        """Return the number of values in the response, and the memory of the maps in bytes.
 
-    def size(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> tuple[int, int]:
-        """Return the numbers of rows and columns of one map."""
+        The tokens of the prompt precede those of the target.
+        """
         if self.attention.kind == "decoder":
-            num_inputs = prompt_tokens - 1 + target_tokens
-            return (num_inputs if self.requested.prompt_rows else target_tokens), num_inputs
-        rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
-        return rows, self.attention.columns or source_tokens
-
-    @property
-    def response_bytes(self) -> int:
-        """Memory of one column of a row in the response, over the selected layers and heads."""
-        return BYTES_PER_NUMBER[self.requested.encoding] * self.num_maps
+            columns = prompt_tokens - 1 + target_tokens
+            rows = columns if self.requested.prompt_rows else target_tokens
+        else:
+            rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
+            columns = self.attention.columns or source_tokens
+        return rows * columns * np.array([self.num_maps, self.bytes_per_column])
 
     @property
     def bytes_per_column(self) -> int:
@@ -248,12 +243,7 @@ class Selection:
         num_recorded = self.attention.layers * self.attention.heads
         if self.part is not None:
             num_recorded = len(self.layers) * len(self.heads)
-        return FLOAT_BYTES * num_recorded + self.response_bytes
-
-    def num_bytes(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
-        """Return the memory of the maps in bytes."""
-        rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
-        return columns * rows * self.bytes_per_column
+        return FLOAT_BYTES * num_recorded + BYTES_PER_NUMBER[self.requested.encoding] * self.num_maps
 
     def selected(self, maps: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the selected layers and heads of recorded maps (L, H, rows, columns)."""
@@ -360,26 +350,24 @@ class MapWriter:
     def check(self, requests: Sequence[SourceRequest]) -> None:
         """Reject a response that is certain to be too large; otherwise reserve its memory."""
         self._requests = requests
-        self._check_count(sum(map(self._min_count, requests)))
-        self._memory.reserve(sum(map(self._min_bytes, requests)))
+        count, num_bytes = sum(map(self._min_cost, requests), np.zeros(2, np.int64)).tolist()
+        self._check_count(count)
+        self._memory.reserve(num_bytes)
         for request in requests:
             if isinstance(request, GenerateRequest):  # the encoder's maps are repeated for each target
-                num_targets = request.num_targets
-                self.budget.remaining -= num_targets * self._count_of(request, 0)
-                self.budget.use_bytes(num_targets * self._bytes_of(request, 0))
+                count, num_bytes = (request.num_targets * self._cost(request, 0)).tolist()
+                self.budget.remaining -= count
+                self.budget.use_bytes(num_bytes)
 
-    def _min_count(self, request: SourceRequest) -> int:
-        if isinstance(request, EncodeRequest):
-            return self._count_of(request, 0)
-        return request.num_targets * self._count_of(request, self._min_target_tokens(request))
-
-    def _min_bytes(self, request: SourceRequest) -> int:
-        """Return the minimum memory of a request's maps in bytes."""
-        of_encoder = self._bytes_of(request, 0)
+    def _min_cost(self, request: SourceRequest) -> NDArray[np.int64]:
+        """Return the minimum cost of all targets: values count for each, memory for each beam."""
+        of_encoder = self._cost(request, 0)
         if isinstance(request, EncodeRequest):
             return of_encoder
-        of_hypothesis = self._bytes_of(request, self._min_target_tokens(request)) - of_encoder
-        return request.num_targets * of_encoder + request.parameters.num_beams * of_hypothesis
+        of_target = self._cost(request, self._min_target_tokens(request)) - of_encoder
+        counts = np.array([request.num_targets, request.parameters.num_beams])
+        least: NDArray[np.int64] = request.num_targets * of_encoder + counts * of_target
+        return least
 
     def write(self, index: int, request: GenerateRequest, target: Target, text: str) -> TargetAttention:
         """Return the maps of one target, which has no forced tokens of the language.
@@ -418,8 +406,7 @@ class MapWriter:
         """Return mean weights between words in the selected layer at this `step`; see `write`."""
         (selection,) = self._selections
         kind = selection.attention.kind
-        self._count += self._count_of(request, len(target.tokens))
-        self._check_count(self._count)
+        self._charge(request, len(target.tokens))
         layout = self._layout(index, request, [token.id for token in target.tokens], text)
         maps = selection.selected(target.attention[kind])
         if step == "reads":
@@ -465,8 +452,7 @@ class MapWriter:
         attention: Mapping[str, NDArray[np.float32]],
         layout: MapLayout | None,
     ) -> list[AttentionMap]:
-        self._count += self._count_of(request, target_tokens)
-        self._check_count(self._count)
+        self._charge(request, target_tokens)
         maps = []
         for selection in self._selections:
             recorded, alignment = attention[selection.attention.kind], None
@@ -478,13 +464,15 @@ class MapWriter:
             maps.append(selection.map_of(recorded, layout, alignment))
         return maps
 
-    def _count_of(self, request: SourceRequest, target_tokens: int) -> int:
-        source_tokens, prompt_tokens = len(request.source_ids), len(self._decoder_prompt_ids(request))
-        return sum(selection.count(source_tokens, prompt_tokens, target_tokens) for selection in self._selections)
-
-    def _bytes_of(self, request: SourceRequest, target_tokens: int) -> int:
+    def _cost(self, request: SourceRequest, target_tokens: int) -> NDArray[np.int64]:
+        """Return the number of values of a request's maps, and their memory in bytes."""
         sizes = len(request.source_ids), len(self._decoder_prompt_ids(request)), target_tokens
-        return sum(selection.num_bytes(*sizes) for selection in self._selections)
+        return sum((selection.cost(*sizes) for selection in self._selections), np.zeros(2, np.int64))
+
+    def _charge(self, request: SourceRequest, target_tokens: int) -> None:
+        """Count the values of maps, and reject the response if it has too many."""
+        self._count += int(self._cost(request, target_tokens)[0])
+        self._check_count(self._count)
 
     def _min_target_tokens(self, request: GenerateRequest) -> int:
         """Return the minimum number of target tokens; a stop string may match after one."""

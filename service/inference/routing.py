@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sightline.base.bundle import Languages
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.inference import glossaries
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import parameters_for
-from sightline.service.inference.language_choice import fitting_translators, translators
+from sightline.service.inference.language_choice import Translators, fitting_translators, translators
 from sightline.service.inference.results import TimingsMs, Usage
 from sightline.service.inference.translation import (
     NO_TERMS,
@@ -27,7 +26,6 @@ from sightline.translation.markup import Tags
 from sightline.translation.routes import Step, find_route
 
 AUTO = "auto"  # in place of a source language
-Models = list[tuple[str, Languages]]
 
 
 async def translate_between(
@@ -71,7 +69,7 @@ async def routes_of(
 ) -> list[tuple[DetectedLanguage | None, tuple[Step, ...]]]:
     """Return the language of each text, if it is detected, and the way of its translation."""
     source, target = requested.get("source_language"), requested.get("target_language")
-    models = _models(call, name)
+    models = translators(call, name)
     detected: list[DetectedLanguage | None] = [None] * len(texts)
     if source == AUTO:
         sources = source_languages(call, target, name)
@@ -91,18 +89,15 @@ async def translate_by_languages(
     source: str,
     target: str,
     markup: Tags | None = None,
-    number: int = 1,
     *,
     glossary_id: str | None = None,
-    return_coverage: bool = False,
+    **parameters: Any,
 ) -> list[list[TranslateOutput]]:
     """Translate texts by the models that their languages choose; the source may be `AUTO`.
 
-    Return this `number` of translations of each text, the best first.
+    Return `num_return_sequences` translations of each text, the best first.
     """
-    requested: dict[str, Any] = {"source_language": source, "target_language": target, "num_return_sequences": number}
-    if return_coverage:
-        requested["return_coverage"] = True
+    requested = {"source_language": source, "target_language": target, **parameters}
     results, _, _ = await translate_between(call, inputs, requested, markup=markup, glossary_id=glossary_id)
     return results
 
@@ -115,7 +110,7 @@ async def detect(texts: Sequence[str], available: Sequence[str]) -> list[list[De
 
 def source_languages(call: Call, target: str | None, name: str | None = None) -> list[str]:
     """Return the languages from which the models of a call translate into another one."""
-    models = _models(call, name)
+    models = translators(call, name)
     sources = dict.fromkeys(source for _, languages in models for source in languages.sources)
     found = [source for source in sources if target is None or find_route(models, source, target)]
     if not found:
@@ -123,26 +118,15 @@ def source_languages(call: Call, target: str | None, name: str | None = None) ->
     return found
 
 
-def _models(call: Call, name: str | None) -> Models:
-    """Return the models that a call may use: the one that it names, or all that translate."""
-    if name is None:
-        return [(manifest.name, languages) for languages, manifest in translators(call)]
-    manifest = call.service.find_manifest(name, "generate")
-    if manifest.languages is None:
-        message = f"{name} does not translate; GET /v1/models lists the languages of models that do."
-        raise ApiError("unsupported_task", message, field="model")
-    return [(manifest.name, manifest.languages)]
-
-
-def _route(call: Call, models: Models, name: str | None, source: str | None, target: str | None) -> list[Step]:
+def _route(call: Call, models: Translators, name: str | None, source: str | None, target: str | None) -> list[Step]:
     """Return the way between two languages; a model has a default for each that is absent."""
     if name is not None:
         [(_, languages)] = models
         return [Step(name, source or languages.source, target or languages.target)]
     if source is not None and target is not None and (route := find_route(models, source, target)):
         return route
-    languages, manifest = fitting_translators(call, source, target)[0]
-    return [Step(manifest.name, source or languages.source, target or languages.target)]
+    name, languages = fitting_translators(call, source, target)[0]
+    return [Step(name, source or languages.source, target or languages.target)]
 
 
 async def load_steps(call: Call, route: Sequence[Step], requested: Mapping[str, Any]) -> list[TranslationStep]:

@@ -1,6 +1,5 @@
 """POST /v1/attention."""
 
-from collections.abc import Collection
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -15,15 +14,7 @@ from sightline.service.inference.attention import TARGET_PARAMETERS, AttentionRe
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.language_choice import generating_model
 from sightline.service.inference.picture import draw, selection_to_draw
-from sightline.service.parameters import (
-    NEUTRAL,
-    PARAMETER_NAMES,
-    AttentionSelection,
-    GenerateParameters,
-    given_parameters,
-)
-
-GENERATING_PARAMETERS = tuple(name for name in PARAMETER_NAMES if name not in TARGET_PARAMETERS)
+from sightline.service.parameters import NEUTRAL, AttentionSelection, GenerateParameters, given_parameters
 
 
 class AttentionBody(AttentionSelection):
@@ -97,7 +88,7 @@ async def show_attention(call: Call, body: AttentionBody, headers: Headers) -> A
     if body.messages is not None:
         call.field_names = {**call.field_names, "inputs": "messages"}
     if body.targets is not None:
-        _check_target_parameters(body.parameters.model_fields_set)
+        _check_target_parameters(body.parameters)
     parameters, languages = None, (body.parameters.source_language, body.parameters.target_language)
     if body.messages is None:
         model = await generating_model(call, body.model, *languages, task="attention")
@@ -120,10 +111,10 @@ async def show_attention(call: Call, body: AttentionBody, headers: Headers) -> A
     return Raw(picture.encode(), f"{SVG}; charset=utf-8", 200, {"vary": "Accept"})
 
 
-def _check_target_parameters(fields_set: Collection[str]) -> None:
+def _check_target_parameters(parameters: GenerateParameters) -> None:
     """Reject parameters that have no effect on targets."""
-    for name in GENERATING_PARAMETERS:
-        if name in fields_set:
+    for name in given_parameters(parameters):
+        if name not in TARGET_PARAMETERS:
             allowed = ", ".join(f"{{{parameter}}}" for parameter in TARGET_PARAMETERS)
             message = (
                 f"{{{name}}} cannot be combined with targets, because nothing is generated; only {allowed} can be."

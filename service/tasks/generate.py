@@ -5,7 +5,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sightline.service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, event_of
+from sightline.service.api.endpoint import (
+    EVENTS,
+    JSON,
+    OUTPUT_ERRORS,
+    Call,
+    Endpoint,
+    EventEncoder,
+    EventStream,
+    event_of,
+)
 from sightline.service.api.types import INPUTS, ModelName
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks
@@ -31,18 +40,7 @@ class GenerateBody(RequestBody):
             "inputs": ["A dog runs.", "Two children are playing."],
             "parameters": {"max_new_tokens": 16, "do_sample": True, "top_p": 0.9, "seed": 7, "stop": "."},
         },
-        {
-            "inputs": "A dog runs.",
-            "parameters": {
-                "num_beams": 4,
-                "num_return_sequences": 2,
-                "length_penalty": 0.6,
-                "early_stopping": True,
-                "repetition_penalty": 1.1,
-                "no_repeat_ngram_size": 3,
-                "suppress_tokens": [3],
-            },
-        },
+        {"inputs": "A dog runs.", "parameters": {"num_beams": 4, "num_return_sequences": 2, "suppress_tokens": [3]}},
         {
             "inputs": "A dog runs.",
             "parameters": {
@@ -77,7 +75,7 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
     return await generate_texts(call, model, body.inputs, parameters, on_empty=body.on_empty)
 
 
-class NativeEventEncoder:
+class NativeEventEncoder(EventEncoder):
     """Writes the events, the end of a sequence with the warning about its input, then `[DONE]`."""
 
     def __init__(self, warnings: Mapping[int, GenerateWarning]) -> None:

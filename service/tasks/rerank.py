@@ -5,6 +5,7 @@ Cho 2019, "Passage Re-ranking with BERT"). The fields are those of Cohere, Jina 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema
@@ -13,18 +14,17 @@ from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from sightline.service.api.types import ModelName, Truncate
 from sightline.service.body_fields import (
     TEXT_SCHEMA,
+    ListOfInputs,
     RequestBody,
     Text,
     Texts,
     check_texts,
     field_error,
-    list_schema,
     must_equal,
 )
 from sightline.service.engine.request import Encoded
 from sightline.service.inference.labels import apply_function, function_of
 from sightline.service.inference.results import TimingsMs
-from sightline.service.inference.service import ServedModel
 from sightline.service.inference.source_encoding import encode_sources, read_sources
 
 DOCUMENTS = (
@@ -48,9 +48,8 @@ _DOCUMENT = {
     "required": ["text"],
     "additionalProperties": False,
 }
-Documents = Annotated[
-    Texts, PlainValidator(_check_documents), WithJsonSchema(list_schema({"anyOf": [TEXT_SCHEMA, _DOCUMENT]}))
-]
+Document = Annotated[dict[str, str], WithJsonSchema(_DOCUMENT)]
+Documents = Annotated[Texts, PlainValidator(_check_documents, json_schema_input_type=ListOfInputs[Text | Document])]
 
 
 class RerankBody(RequestBody):
@@ -109,11 +108,11 @@ class RerankedDocument:
 
 
 @dataclass(frozen=True)
-class RerankUsage:
-    """Numbers of tokens of all pairs of query and document, special tokens included."""
+class EncoderUsage:
+    """Numbers of tokens in the form of OpenAI, special tokens included; none are generated."""
 
-    prompt_tokens: Annotated[int, Field(description="Tokens of the pairs.")]
-    total_tokens: Annotated[int, Field(description="Tokens of the pairs.")]
+    prompt_tokens: Annotated[int, Field(description="Tokens of the inputs, or of all pairs of query and document.")]
+    total_tokens: Annotated[int, Field(description="The same number.")]
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class RerankResponse:
     object: Annotated[str, Field(description="Always `list`.")]
     model: Annotated[str, Field(description="Name of the model.")]
     results: Annotated[list[RerankedDocument], Field(description="Documents, the most relevant first.")]
-    usage: Annotated[RerankUsage, Field(description="Token counts.")]
+    usage: Annotated[EncoderUsage, Field(description="Token counts.")]
     timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
@@ -138,7 +137,8 @@ async def rerank_documents(call: Call, body: RerankBody) -> RerankResponse:
     documents = body.documents
     if body.max_tokens_per_doc is not None:
         await call.reserve(model, len(documents), field="documents")
-        documents = await _cut(call, model, documents, body.max_tokens_per_doc)
+        cut = partial(model.source_tokenizer.cut, max_tokens=body.max_tokens_per_doc)
+        documents = await call.tokenize(lambda: Texts(tuple(map(cut, documents.texts))), documents.texts)
     pairs = Texts((body.query,) * len(documents), second_texts=documents.texts)
     admitted, sources = await read_sources(
         call, model, pairs, "documents", truncate=body.truncate, instruction=body.instruction, partner="{query}"
@@ -152,18 +152,8 @@ async def rerank_documents(call: Call, body: RerankBody) -> RerankResponse:
     scored, usage, timings = await encode_sources(admitted, sources, convert, return_labels=True)
     # Ties keep the order of the request.
     ranked = sorted(scored, key=lambda document: -document.relevance_score)[: body.top_n]
-    of_pairs = RerankUsage(usage.input_tokens, usage.input_tokens)
+    of_pairs = EncoderUsage(usage.input_tokens, usage.input_tokens)
     return RerankResponse(f"rerank-{call.request_id}", "list", model.name, ranked, of_pairs, timings)
-
-
-async def _cut(call: Call, model: ServedModel, documents: Texts, max_tokens: int) -> Texts:
-    """Cut each document after its first `max_tokens` tokens."""
-    tokenizer = model.source_tokenizer
-
-    def run() -> Texts:
-        return Texts(tuple(tokenizer.cut(text, max_tokens) for text in documents.texts))
-
-    return await call.tokenize(run, documents.texts)
 
 
 # Clients of version 2 of Cohere's API use the second path.

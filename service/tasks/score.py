@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 
 from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName, check_targets
-from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import RequestBody
 from sightline.service.engine.request import Generated
 from sightline.service.inference.coverage import CoverageReader, TextCoverage
@@ -64,13 +63,7 @@ async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
 
     Each target gets its end token; its score is the sum of the log-probabilities of all its tokens.
     """
-    try:
-        model = await generating_model(call, body.model, body.source_language, body.target_language)
-    except ApiError as error:
-        if error.code != "unsupported_task":
-            raise
-        message = error.text.replace("do the task generate", "score targets, which needs the task generate")
-        raise ApiError(error.code, message, field=error.field) from None
+    model = await generating_model(call, body.model, body.source_language, body.target_language)
     languages = choose_languages(model, body.source_language, body.target_language)
     overrides = {"top_logprobs": body.top_logprobs, "hidden_source_tokens": body.hidden_source_tokens}
     reader = CoverageReader(call, model) if body.return_coverage else None

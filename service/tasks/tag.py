@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Annotated, Literal
 
 import numpy as np
@@ -102,10 +103,7 @@ async def tag_texts(call: Call, body: TagBody) -> TagResult:
     num_tokens = sum(map(len, sources))
     call.response_memory.reserve(BYTES_PER_SPAN * num_tokens)
 
-    def run() -> list[list[TokenSpan]]:
-        return [spans_of(tokenizer, text, source) for text, source in zip(texts, sources, strict=True)]
-
-    spans = await call.tokenize(run, texts)
+    spans = await call.tokenize(lambda: list(map(spans_of, repeat(tokenizer), texts, sources)), texts)
 
     def convert(index: int, result: Encoded) -> TagOutput:
         assert result.label_scores is not None

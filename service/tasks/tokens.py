@@ -90,10 +90,9 @@ async def tokenize_texts(call: Call, body: TokenizeBody) -> TokenizeResult:
     call.response_memory.reserve(num_bytes * BYTES_PER_SPAN)
     await call.reserve_tokens(num_bytes)
 
-    def run() -> list[list[InputToken]]:
-        return [_tokens_of(tokenizer, text, body.add_special_tokens) for text in texts]
-
-    outputs = await call.tokenize(run, texts)
+    outputs = await call.tokenize(
+        lambda: [_tokens_of(tokenizer, text, body.add_special_tokens) for text in texts], texts
+    )
     call.details["input_tokens"] = sum(map(len, outputs))
     return TokenizeResult(model.name, outputs)
 
@@ -115,24 +114,17 @@ async def join_tokens(call: Call, body: DetokenizeBody) -> DetokenizeResult:
         message = f"The lists have {num_ids} ids; a call detokenizes at most {MAX_IDS}."
         raise ApiError("response_too_large", message)
     call.response_memory.reserve(num_ids * tokenizer.longest_token_bytes)
+    limit = len(tokenizer)
 
     def run() -> list[str]:
-        for index, id_list in enumerate(ids):
-            _check_ids(id_list, len(tokenizer), f"ids[{index}]")
+        for number, id_list in enumerate(ids):
+            for index, id_ in enumerate(id_list):
+                if id_ >= limit:
+                    message = f"It must be at most {limit - 1} for this model, got {id_}."
+                    raise ApiError("invalid_parameter", message, field=f"ids[{number}]", index=index)
         return [tokenizer.decode(id_list, skip_special_tokens=body.skip_special_tokens) for id_list in ids]
 
     return DetokenizeResult(model.name, await call.tokenize(run, ids))
-
-
-def _check_ids(ids: Sequence[int], limit: int, field: str) -> None:
-    if ids and max(ids) >= limit:
-        index = next(index for index, id_ in enumerate(ids) if id_ >= limit)
-        raise ApiError(
-            "invalid_parameter",
-            f"It must be at most {limit - 1} for this model, got {ids[index]}.",
-            field=field,
-            index=index,
-        )
 
 
 def only_id(ids: Sequence[int], field: str, index: int | None, advice: str = "") -> int:

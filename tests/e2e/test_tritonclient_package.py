@@ -258,7 +258,11 @@ def test_an_error_is_an_exception_with_its_message_and_status(client: Any) -> No
             "422",
             "parameters.x is not a field of parameters; its",
         ),
-        (lambda: client.infer("toy", text_input(TEXTS), priority=1), "422", "parameters.priority is not supported"),
+        (
+            lambda: client.infer("toy", text_input(TEXTS), priority=1),
+            "422",
+            "parameters.priority is not a field of parameters",
+        ),
         (
             lambda: client.infer("toy", text_input(TEXTS), outputs=asked("logits")),
             "422",

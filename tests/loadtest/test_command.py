@@ -111,7 +111,6 @@ async def test_the_warm_up_is_not_measured(prompts: Path, capsys: pytest.Capture
         (("--endpoint", "openai-embeddings", "--model", "m"), {"data": [], "usage": {"prompt_tokens": 3}}),
         (("--endpoint", "tei-embed"), [[0.5, 0.1]]),
         (("--endpoint", "oip-infer", "--model", "m"), {"outputs": []}),
-        (("--endpoint", "oip-generate", "--model", "m"), {"text_output": "Zwei"}),
     ],
 )
 async def test_the_response_of_each_api_is_a_success(prompts: Path, arguments: tuple[str, ...], response: Any) -> None:

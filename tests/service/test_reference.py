@@ -12,7 +12,7 @@ from sightline.service.body_fields import RequestBody, fields_of
 from sightline.service.compat.openai.chat_schemas import ChatBody
 from sightline.service.compat.openai.responses_schemas import ResponsesBody
 from sightline.service.compat.openai.schemas import CompletionBody, EmbeddingBody, StreamOptions
-from sightline.service.compat.tei import DecodeBody, EmbedBody, PredictBody, SimilarityBody, TokensBody
+from sightline.service.compat.tei import EmbedBody, PredictBody, SimilarityBody
 from sightline.service.compat.tgi import TextGenerationParameters
 from sightline.service.settings import Settings
 
@@ -38,7 +38,7 @@ def test_every_request_of_the_native_api_has_a_table_of_its_fields() -> None:
     "body",
     [
         *(CompletionBody, StreamOptions, EmbeddingBody, ChatBody, ResponsesBody, TextGenerationParameters),
-        *(EmbedBody, SimilarityBody, PredictBody, TokensBody, DecodeBody),
+        *(EmbedBody, SimilarityBody, PredictBody),
     ],
 )
 def test_every_field_of_a_compatible_api_is_described(body: type[RequestBody]) -> None:

@@ -83,7 +83,6 @@ def _kinds(manifest: Manifest, text: str, number: int) -> Iterator[tuple[str, di
         yield GENERATE, {**model, "inputs": text, "stream": True}
         yield "/v1/score", {**model, "inputs": text[: len(text) // 2], "targets": text[: len(text) // 2]}
         yield "/v1/completions", {**model, "prompt": text}
-        yield f"/v2/models/{manifest.name}/generate_stream", {"text_input": text}
     if manifest.chat is not None:
         yield "/v1/chat/completions", {**model, "messages": [{"role": "user", "content": text}]}
     if manifest.languages is not None:

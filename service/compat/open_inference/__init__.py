@@ -6,10 +6,8 @@ from typing import Annotated
 
 from sightline.service.api.endpoint import (
     BINARY,
-    ENGINE_ERRORS,
-    EVENTS,
     JSON,
-    PARAMETER_ERRORS,
+    OUTPUT_ERRORS,
     UNAVAILABLE_ERRORS,
     UNTYPED_JSON,
     BodyFormat,
@@ -18,7 +16,7 @@ from sightline.service.api.endpoint import (
 )
 from sightline.service.api_errors import ApiError, ErrorCode
 from sightline.service.compat.open_inference import models, schemas
-from sightline.service.compat.open_inference.infer import generate, generate_stream, infer
+from sightline.service.compat.open_inference.infer import infer
 from sightline.service.compat.open_inference.schemas import VERSION, Version
 from sightline.service.compat.open_inference.tensors import LENGTH_HEADER
 
@@ -27,13 +25,7 @@ TENSORS = BodyFormat((*UNTYPED_JSON.media_types, BINARY), length_header=LENGTH_H
 OPTIONAL_JSON = BodyFormat(UNTYPED_JSON.media_types, is_optional=True)
 _MODEL_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "loading")
 # No `unsupported_task`: a model only has the tensors of its own tasks.
-_INFER_ERRORS: tuple[ErrorCode, ...] = (
-    "model_not_found",
-    "input_too_long",
-    *ENGINE_ERRORS,
-    "unsupported_parameter",
-    "response_too_large",
-)
+_INFER_ERRORS = tuple(code for code in OUTPUT_ERRORS if code != "unsupported_task")
 
 
 async def check_version(model_version: Annotated[Version, described("Version of the model; there is only 1.")]) -> None:
@@ -42,23 +34,15 @@ async def check_version(model_version: Annotated[Version, described("Version of 
         raise ApiError("model_not_found", f"The only version of each model is {VERSION}.", path="version")
 
 
-_get = partial(Endpoint, "GET")
+_get = partial(Endpoint, "GET", response=models.Info)
 _post = partial(Endpoint, "POST", body_format=UNTYPED_JSON)
 MODEL_ENDPOINTS = (
-    _get(MODEL, models.model_metadata, schemas.ModelMetadata, _MODEL_ERRORS),
-    _get(f"{MODEL}/ready", models.model_ready, schemas.ModelReady, ("model_not_found", *UNAVAILABLE_ERRORS)),
-    _get(f"{MODEL}/config", models.model_config, schemas.ModelConfig, _MODEL_ERRORS),
-    _get(f"{MODEL}/stats", models.model_statistics, schemas.ModelStatistics, _MODEL_ERRORS),
+    _get(MODEL, models.model_metadata, errors=_MODEL_ERRORS),
+    _get(f"{MODEL}/ready", models.model_ready, errors=("model_not_found", *UNAVAILABLE_ERRORS)),
+    _get(f"{MODEL}/config", models.model_config, errors=_MODEL_ERRORS),
+    _get(f"{MODEL}/stats", models.model_statistics, errors=_MODEL_ERRORS),
     _post(
         f"{MODEL}/infer", infer, schemas.InferResponse, _INFER_ERRORS, body_format=TENSORS, media_types=(JSON, BINARY)
-    ),
-    _post(f"{MODEL}/generate", generate, schemas.GenerateTextResponse, PARAMETER_ERRORS),
-    _post(
-        f"{MODEL}/generate_stream",
-        generate_stream,
-        schemas.GenerateTextResponse,
-        PARAMETER_ERRORS,
-        media_types=(JSON, EVENTS),
     ),
 )
 
@@ -75,25 +59,18 @@ def at_version(endpoint: Endpoint) -> Endpoint:
 
 PREFIX = "/v2/"
 ENDPOINTS = (
-    _get("/v2", models.server_metadata, schemas.ServerMetadata),
-    _get("/v2/health/live", models.server_live, schemas.ServerLive, ignores_query=True, is_open=True),
-    _get(
-        "/v2/health/ready",
-        models.server_ready,
-        schemas.ServerReady,
-        UNAVAILABLE_ERRORS,
-        ignores_query=True,
-        is_open=True,
-    ),
-    _get("/v2/models/stats", models.all_statistics, schemas.ModelStatistics, ("loading",)),
+    _get("/v2", models.server_metadata),
+    _get("/v2/health/live", models.server_live, ignores_query=True, is_open=True),
+    _get("/v2/health/ready", models.server_ready, errors=UNAVAILABLE_ERRORS, ignores_query=True, is_open=True),
+    _get("/v2/models/stats", models.all_statistics, errors=("loading",)),
     *MODEL_ENDPOINTS,
     *map(at_version, MODEL_ENDPOINTS),
-    _post("/v2/repository/index", models.repository_index, list[schemas.RepositoryModel], body_format=OPTIONAL_JSON),
+    _post("/v2/repository/index", models.repository_index, list[models.RepositoryModel], body_format=OPTIONAL_JSON),
     *(
         _post(
             f"/v2/repository/models/{{model_name}}/{verb}",
             handler,
-            schemas.RepositoryModel,
+            models.RepositoryModel,
             ("forbidden", "model_not_found"),
             role="admin",
             body_format=OPTIONAL_JSON,

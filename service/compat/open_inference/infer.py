@@ -1,12 +1,11 @@
-"""The endpoints infer, generate and generate_stream of the Open Inference Protocol v2."""
+"""The endpoint infer of the Open Inference Protocol v2."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from sightline.service.api.endpoint import Call, EventStream, PathModel, Raw, Tail, event_of
+from sightline.service.api.endpoint import Call, PathModel, Raw, Tail
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts, construct
-from sightline.service.compat.common import DataEventEncoder
 from sightline.service.compat.open_inference import schemas
 from sightline.service.compat.open_inference.outputs import (
     PARAMETERS,
@@ -17,13 +16,8 @@ from sightline.service.compat.open_inference.outputs import (
     main_outputs,
     outputs_of,
 )
-from sightline.service.compat.open_inference.schemas import VERSION
 from sightline.service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
-from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.sentence_splitting import generate_texts
-from sightline.service.inference.service import ServedModel
-from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
-from sightline.service.parameters import GenerateParameters, given_parameters
 from sightline.service.tasks.classify import ClassifyBody, classify
 from sightline.service.tasks.encode import EncodeBody, encode
 from sightline.service.tasks.tag import TagBody, tag_texts
@@ -53,7 +47,7 @@ async def infer(call: Call, model_name: PathModel, body: schemas.InferBody, tail
                 is_whole = "logprobs" in {output.name for output in body.outputs or ()}
                 results[task] = await generate_texts(call, model, texts, generation_parameters, is_whole=is_whole)
             case "classify" | "rerank":
-                is_rerank, selection = task == "rerank", attention_selection(parameters, of_task)
+                is_rerank, selection = task == "rerank", attention_selection(model, parameters, of_task)
                 read = pairs if is_rerank else texts
                 labeled = construct(ClassifyBody, inputs=read, return_attention=selection, truncate=parameters.truncate)
                 raw_scores = is_rerank and parameters.raw_scores
@@ -64,8 +58,9 @@ async def infer(call: Call, model_name: PathModel, body: schemas.InferBody, tail
             case "encode":
                 encoded = construct(EncodeBody, model=model.name, inputs=texts, **options)
                 results[task] = await encode(call, encoded)
+    head = {"model_name": model.name, "model_version": schemas.VERSION}
     return tensor_response(
-        _head(body.id, model.name),
+        head if body.id is None else {"id": body.id, **head},
         [
             Tensor(name, output.datatype, output.read(result), requested[name], output.parameters(result))
             for name, output in outputs.items()
@@ -109,53 +104,3 @@ def _requested_outputs(body: schemas.InferBody, model_name: str, available: Mapp
         is_binary = output.parameters.binary_data
         requested[output.name] = default if is_binary is None else is_binary
     return requested
-
-
-def _head(request_id: str | None, model_name: str) -> dict[str, Any]:
-    return ({} if request_id is None else {"id": request_id}) | {"model_name": model_name, "model_version": VERSION}
-
-
-async def generate(call: Call, model_name: PathModel, body: schemas.GenerateTextBody) -> schemas.GenerateTextResponse:
-    """Generate one text from one text."""
-    model, parameters = await _prepare(call, model_name, body)
-    result = await generate_texts(call, model, Texts.one(body.inputs).as_prompts(), parameters)
-    (output,) = result.outputs
-    return {
-        **_head(body.id, result.model),  # type: ignore[typeddict-item]
-        "text_output": output.text,
-        "finish_reason": output.finish_reason,
-    }
-
-
-async def generate_stream(call: Call, model_name: PathModel, body: schemas.StreamTextBody) -> EventStream:
-    """Generate one text from one text as a stream.
-
-    One event for each token, then one with the finish reason.
-    """
-    model, parameters = await _prepare(call, model_name, body)
-    events = await stream(call, model, Texts.one(body.inputs).as_prompts(), parameters)
-    return EventStream(events, TextEvents(_head(body.id, model_name)))
-
-
-async def _prepare(
-    call: Call, model_name: str, body: schemas.GenerateTextBody | schemas.StreamTextBody
-) -> tuple[ServedModel, GenerateParameters]:
-    """Return the model and the parameters of a request for one text."""
-    model, requested = await call.model(model_name, "generate"), given_parameters(body.parameters)
-    if body.parameters.max_tokens is not None:
-        requested["max_new_tokens"] = body.parameters.max_tokens
-        call.field_names = {**call.field_names, "max_new_tokens": "parameters.max_tokens"}
-    return model, parameters_for(model, requested, stream=body.stream)
-
-
-class TextEvents(DataEventEncoder):
-    """Writes the events of a stream."""
-
-    def __init__(self, head: dict[str, Any]) -> None:
-        self._head = head
-
-    def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
-        return event_of(self._head | {"text_output": event.text})
-
-    def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
-        return event_of(self._head | {"text_output": "", "finish_reason": event.finish_reason})

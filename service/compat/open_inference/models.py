@@ -1,50 +1,97 @@
-"""Endpoints of the Open Inference Protocol for metadata, health, statistics and the repository."""
+"""Endpoints of the Open Inference Protocol for metadata, health, statistics and the repository.
+
+The protocol defines most of their responses, which only its clients read: they have no types here.
+"""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from sightline import __version__
 from sightline.base.bundle import Manifest
 from sightline.service.api.endpoint import Call, PathModel
-from sightline.service.compat.open_inference import schemas
+from sightline.service.body_fields import RequestBody
 from sightline.service.compat.open_inference.outputs import outputs_of
-from sightline.service.compat.open_inference.schemas import VERSION, Datatype, RepositoryIndexBody
+from sightline.service.compat.open_inference.schemas import VERSION, Datatype
 from sightline.service.inference import repository
 from sightline.service.inference.repository import RepositoryEntry
 from sightline.service.metrics import sums
 
-EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters", "statistics")
-TYPES: dict[Datatype, Literal["TYPE_STRING", "TYPE_FP32", "TYPE_INT64"]] = {
-    "BYTES": "TYPE_STRING",
-    "FP32": "TYPE_FP32",
-    "INT64": "TYPE_INT64",
-}
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+TYPES: dict[Datatype, str] = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
+Info = dict[str, Any]
 
 
-async def server_metadata(call: Call) -> schemas.ServerMetadata:
+class RepositoryIndexBody(RequestBody):
+    ready: bool = Field(default=False, description="Return only models that are ready.")
+
+    EXAMPLES = ({"ready": True},)
+
+
+class LoadParameters(RequestBody):
+    """Parameters of a load request: none. Triton's `config` and `file:...` are rejected."""
+
+
+class UnloadParameters(RequestBody):
+    unload_dependents: bool = Field(default=False, description="Accepted for compatibility; ignored.")
+
+
+class LoadBody(RequestBody):
+    parameters: LoadParameters = Field(
+        default=LoadParameters(), description="Must be empty: models are loaded by name from the bundles folder only."
+    )
+
+    EXAMPLES = ({},)
+
+
+class UnloadBody(RequestBody):
+    parameters: UnloadParameters = Field(default=UnloadParameters(), description="Parameters of the protocol.")
+
+    EXAMPLES = ({"parameters": {"unload_dependents": False}},)
+
+
+class RepositoryModel(TypedDict):
+    name: Annotated[str, Field(description="Name of the model.")]
+    version: Annotated[str, Field(description="Version of the model.")]
+    state: Annotated[
+        Literal["READY", "LOADING", "UNAVAILABLE"],
+        Field(description="READY if the model is loaded. Models of `lazy_models` are served in each of these states."),
+    ]
+    reason: Annotated[
+        str,
+        Field(
+            description="`loading`, `unloaded`, or `failed to load; the log has the reason`; empty for a model that is "
+            "ready."
+        ),
+    ]
+
+
+async def server_metadata(call: Call) -> Info:
     """Describe the server."""
-    return {"name": "sightline", "version": __version__, "extensions": list(EXTENSIONS)}
+    return {"name": "sightline", "version": __version__, "extensions": EXTENSIONS}
 
 
-async def server_live(call: Call) -> schemas.ServerLive:
+async def server_live(call: Call) -> Info:
     """Return 200 while the process runs."""
     return {"live": True}
 
 
-async def server_ready(call: Call) -> schemas.ServerReady:
+async def server_ready(call: Call) -> Info:
     """Return 200 if requests are served."""
     call.service.check_ready()
     return {"ready": True}
 
 
-async def model_ready(call: Call, model_name: PathModel) -> schemas.ModelReady:
+async def model_ready(call: Call, model_name: PathModel) -> Info:
     """Return 200 if requests to the model are served, also before its load on first use."""
     call.service.check_ready()
     return {"name": call.service.find_manifest(model_name).name, "ready": True}
 
 
-async def model_metadata(call: Call, model_name: PathModel) -> schemas.ModelMetadata:
-    """Describe the input and output tensors of a model."""
+async def model_metadata(call: Call, model_name: PathModel) -> Info:
+    """Describe the input and output tensors of a model; -1 in a shape depends on the request."""
     manifest = call.service.find_manifest(model_name)
     inputs, outputs = _tensors(manifest)
     return {
@@ -56,8 +103,8 @@ async def model_metadata(call: Call, model_name: PathModel) -> schemas.ModelMeta
     }
 
 
-async def model_config(call: Call, model_name: PathModel) -> schemas.ModelConfig:
-    """Describe a model as a Triton configuration."""
+async def model_config(call: Call, model_name: PathModel) -> Info:
+    """Describe a model as a Triton configuration, whose dimensions have no first axis."""
     manifest = call.service.find_manifest(model_name)
     inputs, outputs = _tensors(manifest)
     return {
@@ -72,24 +119,27 @@ async def model_config(call: Call, model_name: PathModel) -> schemas.ModelConfig
     }
 
 
-Tensors = list[tuple[str, Datatype, list[int]]]  # name, datatype, shape
-INPUTS: Tensors = [("text_input", "BYTES", [-1, 1])]
-RERANK_INPUTS: Tensors = [("query", "BYTES", [-1, 1]), *INPUTS]
+Tensors = list[tuple[str, Datatype, tuple[int, ...]]]  # name, datatype, shape
+INPUTS: Tensors = [("text_input", "BYTES", (-1, 1))]
+RERANK_INPUTS: Tensors = [("query", "BYTES", (-1, 1)), *INPUTS]
 
 
 def _tensors(manifest: Manifest) -> tuple[Tensors, Tensors]:
     outputs = outputs_of(manifest).items()
     inputs = RERANK_INPUTS if "rerank" in manifest.tasks else INPUTS
-    return inputs, [(name, output.datatype, list(output.shape)) for name, output in outputs]
+    return inputs, [(name, output.datatype, output.shape) for name, output in outputs]
 
 
-async def model_statistics(call: Call, model_name: PathModel) -> schemas.ModelStatistics:
-    """Return the statistics of a model."""
+async def model_statistics(call: Call, model_name: PathModel) -> Info:
+    """Return the statistics of a model: counts of texts, graph runs and calls, and their times.
+
+    `compute_input` and `compute_output` are not measured, and there is no cache.
+    """
     name = call.service.find_manifest(model_name).name
     return {"model_stats": [_stats(await _sums(call), name)]}
 
 
-async def all_statistics(call: Call) -> schemas.ModelStatistics:
+async def all_statistics(call: Call) -> Info:
     """Return the statistics of all models."""
     names = [manifest.name for manifest in call.service.require_manifests()]
     metric_sums = await _sums(call)
@@ -100,20 +150,18 @@ async def _sums(call: Call) -> Mapping[tuple[str, str], float]:
     return sums(await call.service.peers.metrics(call.service))
 
 
-def _stats(metric_sums: Mapping[tuple[str, str], float], name: str) -> schemas.ModelStats:
+def _stats(metric_sums: Mapping[tuple[str, str], float], name: str) -> Info:
     """Return the statistics of a model, from the sums of its metrics."""
 
-    def total(histogram: str) -> schemas.Duration:
+    def total(histogram: str) -> dict[str, int]:
         count, seconds = (metric_sums.get((f"{histogram}_{part}", name), 0.0) for part in ("count", "sum"))
         return {"count": int(count), "ns": round(1e9 * seconds)}
 
     queue = total("request_queue_time_seconds")
     encoder, decoder = total("request_prefill_time_seconds"), total("request_decode_time_seconds")
     # Clients fail if one of these fields is missing. Times before and after the graphs are not
-    # measured, but perf_analyzer needs equal counts. There is no cache.
-    graphs: schemas.Duration = {"count": encoder["count"], "ns": encoder["ns"] + decoder["ns"]}
-    not_measured: schemas.Duration = {"count": encoder["count"], "ns": 0}
-    no_cache: schemas.Duration = {"count": 0, "ns": 0}
+    # measured, but perf_analyzer needs equal counts.
+    not_measured, no_cache = {"count": encoder["count"], "ns": 0}, {"count": 0, "ns": 0}
     return {
         "name": name,
         "version": VERSION,
@@ -123,7 +171,7 @@ def _stats(metric_sums: Mapping[tuple[str, str], float], name: str) -> schemas.M
             "success": total("e2e_request_latency_seconds"),
             "queue": queue,
             "compute_input": not_measured,
-            "compute_infer": graphs,
+            "compute_infer": {"count": encoder["count"], "ns": encoder["ns"] + decoder["ns"]},
             "compute_output": not_measured,
             "cache_hit": no_cache,
             "cache_miss": no_cache,
@@ -131,12 +179,12 @@ def _stats(metric_sums: Mapping[tuple[str, str], float], name: str) -> schemas.M
     }
 
 
-async def repository_index(call: Call, body: RepositoryIndexBody) -> list[schemas.RepositoryModel]:
+async def repository_index(call: Call, body: RepositoryIndexBody) -> list[RepositoryModel]:
     """List the models, and the bundles that can be loaded."""
     return [_described(entry) for entry in await repository.list_repository(call, only_ready=body.ready)]
 
 
-async def repository_load(call: Call, model_name: PathModel, body: schemas.LoadBody) -> schemas.RepositoryModel:
+async def repository_load(call: Call, model_name: PathModel, body: LoadBody) -> RepositoryModel:
     """Load a model of the bundles folder, or replace it if its bundle has changed.
 
     The model is chosen by the name in its manifest. Paths, URLs and configurations are rejected.
@@ -145,10 +193,10 @@ async def repository_load(call: Call, model_name: PathModel, body: schemas.LoadB
     return _described(await repository.load_model(call, model_name))
 
 
-async def repository_unload(call: Call, model_name: PathModel, body: schemas.UnloadBody) -> schemas.RepositoryModel:
+async def repository_unload(call: Call, model_name: PathModel, body: UnloadBody) -> RepositoryModel:
     """Unload a model after its running calls have finished."""
     return _described(await repository.unload_model(call, model_name))
 
 
-def _described(entry: RepositoryEntry) -> schemas.RepositoryModel:
+def _described(entry: RepositoryEntry) -> RepositoryModel:
     return {"name": entry.name, "version": VERSION, "state": entry.state, "reason": entry.reason}

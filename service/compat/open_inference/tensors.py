@@ -31,13 +31,14 @@ class Tensor:
 
 
 def padded(rows: Sequence[Any], datatype: Datatype, padding: Any = 0) -> NDArray[Any]:
-    """Pad nested sequences of different lengths at the end to one tensor."""
+    """Pad rows, numbers or nested sequences of different lengths, at the end to one tensor."""
     arrays = [np.asarray(row, DTYPES[datatype]) for row in rows]
     shape = (len(arrays), *np.max([array.shape for array in arrays], axis=0).tolist())
     check_size("padded tensors", int(np.prod(shape)), "Send fewer texts, or texts of similar length.")
     tensor = np.full(shape, padding, DTYPES[datatype])
-    for row, array in zip(tensor, arrays, strict=True):
-        row[tuple(map(slice, array.shape))] = array
+    for index, array in enumerate(arrays):
+        place: tuple[Any, ...] = (index, *map(slice, array.shape), ...)
+        tensor[place] = array
     return tensor
 
 

@@ -3,8 +3,9 @@
 from sightline.service.api.endpoint import Call
 from sightline.service.body_fields import construct
 from sightline.service.compat.common import named_model
-from sightline.service.compat.openai.schemas import Embedding, EmbeddingBody, EmbeddingList, EmbeddingUsage
+from sightline.service.compat.openai.schemas import Embedding, EmbeddingBody, EmbeddingList
 from sightline.service.tasks.encode import EncodeBody, encode
+from sightline.service.tasks.rerank import EncoderUsage
 
 
 async def embeddings(call: Call, body: EmbeddingBody) -> EmbeddingList:
@@ -20,4 +21,4 @@ async def embeddings(call: Call, body: EmbeddingBody) -> EmbeddingList:
     result = await encode(call, options, body.dimensions)
     num_tokens = result.usage.input_tokens
     data = [Embedding("embedding", index, embedding) for index, embedding in enumerate(result.embeddings)]
-    return EmbeddingList("list", result.model, data, EmbeddingUsage(num_tokens, num_tokens))
+    return EmbeddingList("list", result.model, data, EncoderUsage(num_tokens, num_tokens))

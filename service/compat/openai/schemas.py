@@ -26,6 +26,7 @@ from sightline.service.inference.generate import GenerateWarning
 from sightline.service.inference.results import Numbers
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import GenerateParameters, given_parameters
+from sightline.service.tasks.rerank import EncoderUsage
 
 
 class StreamOptions(RequestBody):
@@ -244,17 +245,11 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class EmbeddingUsage:
-    prompt_tokens: Annotated[int, Field(description="Tokens of the inputs.")]
-    total_tokens: Annotated[int, Field(description="Tokens of the inputs.")]
-
-
-@dataclass(frozen=True)
 class EmbeddingList:
     object: Annotated[Literal["list"], Field(description="Type of the object.")]
     model: Annotated[str, Field(description="Name of the model.")]
     data: Annotated[list[Embedding], Field(description="One vector for each input, in order.")]
-    usage: Annotated[EmbeddingUsage, Field(description="Token counts.")]
+    usage: Annotated[EncoderUsage, Field(description="Token counts.")]
 
 
 def decoding_parameters(call: Call, body: DecodingBody, model: ServedModel) -> GenerateParameters:

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from sightline.service.api.endpoint import EventStream, event_of
-from sightline.service.compat.common import DataEventEncoder
+from sightline.service.api.endpoint import EventEncoder, EventStream, event_of
 from sightline.service.compat.openai.schemas import CompletionUsage, DecodingBody
 from sightline.service.inference.call import AnyInputs, Call
 from sightline.service.inference.generate import DoubtfulResult, GenerateOutput, GenerateResult
@@ -27,7 +26,7 @@ class Choice(Protocol):
     def end(self, event: StreamEnd) -> Any: ...
 
 
-class TextResponse(DataEventEncoder):
+class TextResponse(EventEncoder):
     """One response, whole or as the events of a stream."""
 
     def __init__(

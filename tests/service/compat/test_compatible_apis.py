@@ -13,11 +13,11 @@ import pytest
 from pydantic import BaseModel
 
 from sightline.service import compat
-from sightline.service.api.endpoint import NDJSON, Call, Endpoint, ErrorFormat, EventStream, line_of
+from sightline.service.api.endpoint import NDJSON, Call, Endpoint, ErrorFormat, EventEncoder, EventStream, line_of
 from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 from sightline.service.inference.generate import GenerateResult
 from sightline.service.inference.sentence_splitting import generate_texts
-from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
+from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.settings import COMPATIBLE_APIS, SettingsError, make_settings
 from sightline.service.tasks.generate import GenerateBody, NativeEventEncoder
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, add_endpoint, responses_of, until
@@ -50,7 +50,7 @@ async def plain(call: Call, body: GenerateBody) -> GenerateResult | EventStream:
     return await generate_texts(call, model, body.inputs, body.parameters)
 
 
-class LineEncoder:
+class LineEncoder(EventEncoder):
     """Writes each event as a JSON line."""
 
     def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
@@ -58,9 +58,6 @@ class LineEncoder:
 
     def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
         return line_of({"text": event.text, "done": True})
-
-    def close(self, stream: Stream) -> bytes:
-        return b""
 
     def error(self, body: bytes) -> bytes:
         return body + b"\n"

@@ -112,7 +112,7 @@ async def test_the_info_of_a_causal_model_counts_its_prompt_once(start: Start, t
 @pytest.mark.parametrize("api", ["tgi", "tei"])
 async def test_shared_routes_exist_if_either_api_is_enabled(start: Start, api: str) -> None:
     own = {"tgi": {"/generate", "/generate_stream"}}
-    own["tei"] = {"/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict", "/rerank", "/tokenize", "/decode"}
+    own["tei"] = {"/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict", "/rerank"}
     async with start(compatible_apis=api) as running:
         paths = {route.path for route in running.app.routes if isinstance(route, EndpointRoute)}
         assert paths >= own[api] | {"/", "/info", "/health"}
@@ -133,5 +133,5 @@ async def test_openapi_declares_the_model_in_the_query(running: Running) -> None
     }
     assert with_model == {
         *("/", "/info", "/generate", "/generate_stream"),
-        *("/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict", "/rerank", "/tokenize", "/decode"),
+        *("/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict", "/rerank"),
     }

@@ -11,8 +11,7 @@ import pytest
 
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.compat.open_inference.outputs import PARAMETERS, generate_parameters, outputs_of
-from sightline.service.compat.open_inference.schemas import InferParameters, ProtocolParameters
-from sightline.service.parameters import TextParameters
+from sightline.service.compat.open_inference.schemas import InferParameters
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
 from tests.support.fake_runner import Faults, fake_classifier_manifest, fake_manifest, fake_slots_manifest
 
@@ -205,8 +204,7 @@ async def test_the_id_is_returned(running: Running) -> None:
 
 def test_the_openapi_document_has_exactly_the_parameters_that_affect_outputs() -> None:
     names = {name for of_one in PARAMETERS.values() for name in of_one}
-    reserved = ProtocolParameters.model_fields.keys() - TextParameters.model_fields.keys()
-    assert InferParameters.model_fields.keys() == names | reserved | {"binary_data_output"}
+    assert InferParameters.model_fields.keys() == names | {"binary_data_output"}
 
 
 async def test_a_field_that_is_not_supported_may_be_null(running: Running) -> None:

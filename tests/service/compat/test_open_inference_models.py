@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 async def test_server_metadata_has_the_name_and_the_extensions(running: Running) -> None:
     metadata = await running.get("/v2")
     assert (metadata["name"], metadata["version"]) == ("sightline", __version__)
-    assert {"binary_tensor_data", "generate", "statistics"} <= set(metadata["extensions"])
+    assert {"binary_tensor_data", "statistics"} <= set(metadata["extensions"])
 
 
 async def test_it_is_live_before_it_is_ready(start: Start, make_backend: MakeBackend) -> None:

@@ -247,7 +247,6 @@ RAW: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": ["a<s>dog", "x"], "max_tokens": 6, "model": "{}"}),
     ("/generate?model={}", {"inputs": "a<s>dog", "parameters": {"max_new_tokens": 6}}),
     ("/?model={}", {"inputs": "a<s>dog", "parameters": {"max_new_tokens": 6}}),
-    ("/v2/models/{}/generate", {"text_input": "a<s>dog", "parameters": {"max_tokens": 6}}),
     (
         "/api/generate",
         {"prompt": "a<s>dog", "options": {"num_predict": 6}, "model": "{}", "raw": True, "stream": False},

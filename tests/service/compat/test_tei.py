@@ -1,7 +1,6 @@
 """Routes of Text Embeddings Inference, in process, over the fake models: fields and errors."""
 
 import asyncio
-import dataclasses
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sightline.base.text.tokenizer import TextTokenizer
-from tests.service.conftest import MakeBackend, Running, Start, byte_level_tokenizer, classifying, until
+from tests.service.conftest import MakeBackend, Running, Start, classifying, until
 from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
@@ -77,39 +75,8 @@ async def test_with_the_parameters_of_a_pipeline_each_text_has_a_list_of_predict
     assert best == [labels[:1]]
 
 
-async def test_tokens_have_byte_offsets_and_special_tokens_have_none(running: Running) -> None:
-    own = await ask(running, "/v1/tokenize", inputs=TEXTS)
-    response = await ask(running, "/tokenize", inputs=TEXTS)
-    for text, tokens, expected in zip(TEXTS, response, own["outputs"], strict=True):
-        assert [token["id"] for token in tokens] == [token["id"] for token in expected]
-        *plain, last = tokens
-        assert last == {"id": 2, "text": "</s>", "special": True, "start": None, "stop": None}
-        for token in plain:
-            assert text.encode()[token["start"] : token["stop"]].decode() == token["text"]
-            assert not token["special"]
-    assert [token["text"] for token in response[0]] == ["a", " dog", "</s>"]
-    bare = await ask(running, "/tokenize", inputs=TEXTS[0], add_special_tokens=False)
-    assert bare == [response[0][:-1]]
-
-
-async def test_decode_reverses_tokenize(running: Running) -> None:
-    ids = [[token["id"] for token in tokens] for tokens in await ask(running, "/tokenize", inputs=TEXTS)]
-    assert await ask(running, "/decode", ids=ids) == TEXTS
-    assert await ask(running, "/decode", ids=ids[0]) == TEXTS[:1]
-    assert await ask(running, "/decode", ids=ids[0], skip_special_tokens=False) == ["a dog</s>"]
-
-
-async def test_tokenize_and_decode_use_the_tokens_of_the_encoder(running: Running) -> None:
-    listed, other = running.app.state.service.models["fake"], TextTokenizer(byte_level_tokenizer([]))
-    model = dataclasses.replace(listed.loaded.model, target_tokenizer=other)
-    listed.loaded = dataclasses.replace(listed.loaded, model=model)
-    (tokens,) = await ask(running, "/tokenize", inputs="a dog")
-    assert await ask(running, "/decode", ids=[token["id"] for token in tokens]) == ["a dog"]
-
-
 async def test_a_model_is_named_in_the_url(running: Running) -> None:
-    for path, body in (("/embed", {"inputs": "x"}), ("/decode", {"ids": [1]}), ("/tokenize", {"inputs": "x"})):
-        assert (await running.post(f"{path}?model=judge", body)).status_code == 200
+    assert (await running.post("/embed?model=judge", {"inputs": "x"})).status_code == 200
     requests = 'sightline_request_success_total{finished_reason="encoded",model_name="judge"}'
     assert await running.metric(requests) == 1
 
@@ -125,7 +92,7 @@ async def test_errors_have_the_statuses_of_the_service_and_the_types_of_tei(
         loading.set()
         await until(lambda: running.app.state.service.unavailable_code is None)
         running.app.state.service.drain()
-        response = await running.post("/tokenize", {"inputs": "x"})
+        response = await running.post("/embed", {"inputs": "x"})
         assert (response.status_code, response.json()["error_type"]) == (503, "Unhealthy")
     backend = make_backend(faults=Faults(hang=hang))
     async with start(backend, max_rows=1, max_waiting_sequences=1, max_body_bytes=100) as running:

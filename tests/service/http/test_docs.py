@@ -56,7 +56,7 @@ POST_PATHS = (
     *(f"/v2/repository/models/{{model_name}}/{verb}" for verb in ("load", "unload")),
     *(f"/api/{name}" for name in ("generate", "chat", "embed", "embeddings", "show")),
     *("/", "/generate", "/generate_stream", "/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict"),
-    *("/v1/translate", "/rerank", "/tokenize", "/decode", "/translate", "/v2/rerank", "/v2/repository/index"),
+    *("/v1/translate", "/rerank", "/translate", "/v2/rerank", "/v2/repository/index"),
 )
 ROUTES = {
     *(("get", path) for path in GET_PATHS),
@@ -67,7 +67,7 @@ ROUTES = {
         for version in ("", "/versions/{model_version}")
         for method, path in (
             *(("get", path) for path in ("", "/ready", "/config", "/stats")),
-            *(("post", path) for path in ("/infer", "/generate", "/generate_stream")),
+            ("post", "/infer"),
         )
     ),
 }

@@ -93,7 +93,6 @@ REQUESTS: list[tuple[str, dict[str, Any], str]] = [
     ("/generate", {"inputs": "a dog"}, "parameters"),
     ("/", {"inputs": "a dog"}, "parameters"),
     ("/v2/models/own/infer", INFER, "parameters"),
-    ("/v2/models/own/generate", {"text_input": "a dog"}, "parameters"),
 ]
 
 
@@ -122,8 +121,7 @@ async def test_a_stream_does_not_use_beam_search_by_default(
         await running.events("/v1/generate", {"inputs": "x", "stream": True})
         await running.events("/v1/completions", {"prompt": "x", "stream": True})
         await running.events("/generate_stream", {"inputs": "x"}, has_end_mark=False)
-        await running.events("/v2/models/own/generate_stream", {"text_input": "x"}, has_end_mark=False)
-        assert values(submitted, "num_beams", "max_new_tokens") == [(1, 20)] * 4
+        assert values(submitted, "num_beams", "max_new_tokens") == [(1, 20)] * 3
         response = await running.post("/v1/generate", {"inputs": "x", "stream": True, "parameters": {"num_beams": 2}})
         assert response.json()["error"]["code"] == "unsupported_parameter"
 

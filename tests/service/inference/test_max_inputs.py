@@ -20,7 +20,7 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = read_table(__file__)
 def body_of(path: str, field: str, options: dict[str, Any], count: int) -> dict[str, Any]:
     values: list[Any] = [[5]] * count if field == "ids" else ["x"] * count
     targets = {"targets": values} if path == "/v1/score" else {}
-    model = {} if path in ("/translate", "/embed", "/decode") else {"model": "fake"}
+    model = {} if path in ("/translate", "/embed") else {"model": "fake"}
     return {field: values, **model, **targets, **options}
 
 

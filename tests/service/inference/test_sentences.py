@@ -114,7 +114,6 @@ async def test_several_sentences_in_a_text_that_is_not_split_are_a_warning(
         ("/generate_stream", {"inputs": TEXT, "parameters": {"top_n_tokens": 1, "details": True}}),
         ("/generate", {"inputs": TEXT, "parameters": {"top_n_tokens": 1, "details": True}}),
         ("/api/generate", {"model": "fake", "prompt": TEXT, "logprobs": True}),
-        ("/v2/models/fake/generate_stream", {"text_input": TEXT, "parameters": {"target_prefix": "Ein"}}),
     ],
 )
 async def test_a_header_warns_in_every_api(start: Start, of_sentences: FakeBackend, path: str, body: Any) -> None:
@@ -155,7 +154,6 @@ READS: dict[str, tuple[Any, Callable[[Any], Any]]] = {  # of each API: body for 
     "/generate": (lambda text: {"inputs": text, "parameters": {"details": True}}, lambda body: body["generated_text"]),
     "/": (lambda text: {"inputs": text}, lambda body: body[0]["generated_text"]),
     "/api/generate": (lambda text: {"model": "fake", "prompt": text, "stream": False}, lambda body: body["response"]),
-    "/v2/models/fake/generate": (lambda text: {"text_input": text}, lambda body: body["text_output"]),
     "/v2/models/fake/infer": (
         lambda text: {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]}]},
         lambda body: next(one["data"][0] for one in body["outputs"] if one["name"] == "text_output"),
@@ -168,7 +166,6 @@ STREAMS: dict[str, Callable[[Any], str]] = {  # of each API: new text of an even
     "/generate_stream": lambda event: event["token"]["text"],
     "/": lambda event: event["token"]["text"],
     "/api/generate": lambda event: event["response"],
-    "/v2/models/fake/generate_stream": lambda event: event["text_output"],
 }
 # A text, and the parts of it that are translated; the others are copied.
 TEXTS = [
