@@ -322,12 +322,10 @@ class TextPair:
         return [text for text in (self.text, self.second) if self.cut == "none" and len(text) >= LONG_TEXT]
 
     def encode(self, tokenizer: TextTokenizer, max_tokens: int) -> Sequence[int]:
-        if self.cut == "first":  # too many ids if the second text alone has too many
-            return tokenizer.encode_pair_cutting_first(self.text, self.second, max_tokens)
         limit = None if self.cut == "none" else max_tokens
-        if self.template is not None:
+        if self.template is not None and self.cut != "first":
             return tokenize_with_template(tokenizer, self.template, self.text, self.second, limit)
-        return tokenizer.encode_pair(self.text, self.second, limit)
+        return tokenizer.encode_pair(self.text, self.second, limit, cuts_first=self.cut == "first")
 
 
 @dataclass(frozen=True)
