@@ -27,7 +27,6 @@ from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
 from sightline.base import bundle
 from sightline.base.bundle import ChatTemplate, Manifest
-from sightline.base.errors import EXIT_STATUSES
 from sightline.base.options import allowed, describe, flag_name, key_of
 from sightline.base.text.prompt import ChatTemplateError
 from sightline.export.configurations import check_configuration
@@ -61,7 +60,6 @@ def make_parts() -> dict[str, str]:
         **object_sections(schemas),
         "commands": command_sections(),
         "training": training_table(),
-        "exit-statuses": table(("status", "meaning"), ((str(code), text) for code, text in EXIT_STATUSES.items())),
         "families": families_table(),
         "repositories": repositories_list(),
         "compared-options": "\n".join(wrap_prose(f"- {names}: {keys}") for names, keys in option_rows()),

@@ -7,7 +7,7 @@ from sightline.service.http.connections import DESCRIPTOR_RESERVE
 from sightline.service.http.guarded_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
 from sightline.service.http.http_call import MAX_FORM_FIELDS
 from sightline.service.inference.results import MAX_NUMBERS
-from sightline.service.settings import LOAD_TIMEOUT_S, MAX_BATCH_TOKENS, TOKENS_PER_SEQUENCE
+from sightline.service.settings import TOKENS_PER_SEQUENCE, Settings
 from sightline.service.tasks.fill_mask import MAX_MASKS
 from sightline.service.tasks.tokens import MAX_IDS, MAX_TEXT_BYTES
 
@@ -26,6 +26,7 @@ class LimitRow:
 OF_BODIES = "16 MiB, or one body if that is larger"
 OF_TOKENS = f"{TOKENS_PER_SEQUENCE} times the number"
 OF_RESPONSES, OF_PREFIXES = "an eighth, from 32 MiB to 1 GiB", "an eighth, at most 1 GiB"
+BATCH_TOKENS, LOAD_S = str(Settings().max_batch_tokens), f"{Settings().load_timeout_s:g}"
 LIMITS = (
     LimitRow("open connections", "max_connections", "overloaded", "connections"),
     LimitRow(
@@ -62,8 +63,8 @@ LIMITS = (
     LimitRow("sequences that a model decodes at once; others wait", "max_rows", None),
     LimitRow("decoder state of all models, from which their slots follow", "memory_bytes", None, value="half of it"),
     LimitRow("prefix caches of all models; the oldest prefixes leave", "memory_bytes", None, value=OF_PREFIXES),
-    LimitRow("tokens of an encoder batch; other sequences wait", "fixed", None, value=str(MAX_BATCH_TOKENS)),
-    LimitRow("seconds of a stage of the load of a model, which then fails", "fixed", None, value=f"{LOAD_TIMEOUT_S:g}"),
+    LimitRow("tokens of an encoder batch; other sequences wait", "fixed", None, value=BATCH_TOKENS),
+    LimitRow("seconds of a stage of the load of a model, which then fails", "fixed", None, value=LOAD_S),
     LimitRow("seconds of a drain", "drain_s", "draining"),
     LimitRow("seconds of running calls after the drain", "shutdown_timeout_s", "draining"),
 )

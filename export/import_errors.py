@@ -1,13 +1,15 @@
 """Errors of exporting and importing."""
 
+from sightline.base.errors import CommandError
+
 MAX_MESSAGE = 2000  # characters
 
 
-class ImportFailedError(ValueError):
+class ImportFailedError(CommandError, ValueError):
     """A checkpoint cannot be imported. The message names the file or key and the remedy."""
 
 
-class VerificationError(Exception):
+class VerificationError(CommandError):
     """A bundle differs from its model by more than the limit; the message names the outputs."""
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sightline.base.errors import EXIT_FAILED
+from sightline.base.errors import EXIT_FAILED, fail
 from sightline.base.memory import limit_memory
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -143,8 +143,7 @@ def run_limited(
         messages.seek(0)
         lines = messages.read(MAX_MESSAGE_BYTES).decode(errors="replace").splitlines()
         message = " ".join(line for line in lines if line and not line.startswith("note: "))
-        sys.stderr.write(f"error: {_reason(-status, *_read_step(report.fileno()), message)}\n")
-        return status_of_signal
+        return fail(_reason(-status, *_read_step(report.fileno()), message), status_of_signal)
 
 
 def _reason(number: int, processor: str, elapsed: str, step: str, message: str) -> str:

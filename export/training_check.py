@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer, processors
 
 from sightline.base.bundle import Languages
-from sightline.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, UsageError
+from sightline.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, UsageError, fail
 from sightline.base.text.chat import find_template
 from sightline.export.import_errors import ImportFailedError, one_line
 from sightline.export.limits import GGUF_GROWTH, begin_step, folder_bytes, out_of_memory, run_limited
@@ -83,8 +83,7 @@ def main(path: Path, *arguments: str) -> int:
             message = f"{path}: {message}"
     except BaseException as error:  # a panic of a library, or a value of another type than is expected
         message = f"{path} cannot be used: {one_line(error)}; it may be damaged"
-    sys.stderr.write(f"error: {message}\n")
-    return status
+    return fail(message, status)
 
 
 def check(path: Path, parts: str = "", task: str = "", template: str = "null", languages: str = "null") -> None:

@@ -14,14 +14,11 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Any
 
-from sightline.base.errors import EXIT_USAGE, fail
+from sightline.base.errors import EXIT_USAGE, CommandError, UsageError, fail
 from sightline.base.options import Options, Shown, add_options, check, given_flags
-from sightline.service.keys import KeysError
 from sightline.service.logs import configure_logging, open_missing_streams
-from sightline.service.quotas import QuotaStorageError
-from sightline.service.settings import Settings, SettingsError, make_settings, read_flags, service_parser
+from sightline.service.settings import Settings, make_settings, read_flags, service_parser
 from sightline.service.startup import SWITCH_INTERVAL_S, check_settings
-from sightline.service.traces import TracesError
 
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
@@ -56,10 +53,10 @@ def main(
         flags = read_flags(parser, arguments)
         settings, options = make_settings(flags), check(RayOptions, given_flags(RayOptions, flags))
         if not options.ray and (options.address or options.metrics_targets):
-            raise SettingsError("--address and --metrics-targets need --ray")
+            raise UsageError("--address and --metrics-targets need --ray")
         check_one_runtime(installed_runtimes())
         check_settings(settings)
-    except (SettingsError, KeysError, QuotaStorageError, TracesError) as error:
+    except (CommandError, UsageError) as error:
         return fail(f"{error}; starting again will not help until this is fixed", EXIT_USAGE)
     # Until the server has its own handler. The first process of a container has none by default,
     # and would ignore the signal.
@@ -71,7 +68,7 @@ def main(
 
         try:
             return serve_with_ray(settings, options.address, options.metrics_targets)
-        except SettingsError as error:
+        except UsageError as error:
             return fail(error)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Imported here, once the installation is known to be sound: it imports ONNX Runtime, which
@@ -85,17 +82,17 @@ def main(
 
 
 def check_one_runtime(installed: Sequence[str]) -> None:
-    """Raise `SettingsError` unless exactly one ONNX Runtime is installed.
+    """Raise `UsageError` unless exactly one ONNX Runtime is installed.
 
     Two overwrite each other's files.
     """
     if len(installed) == len(RUNTIMES):
-        raise SettingsError(
+        raise UsageError(
             f"{' and '.join(installed)} are both installed and overwrite each other's files; "
             "remove both, then install the extra 'cpu' or the extra 'gpu'"
         )
     if not installed:
-        raise SettingsError("no ONNX Runtime is installed; install the extra 'cpu' or the extra 'gpu'")
+        raise UsageError("no ONNX Runtime is installed; install the extra 'cpu' or the extra 'gpu'")
 
 
 def installed_runtimes() -> list[str]:

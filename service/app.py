@@ -24,7 +24,7 @@ from sightline.service.api.endpoint import Endpoint
 from sightline.service.http import docs, page
 from sightline.service.http.application import Application
 from sightline.service.http.dispatch import CallLog, ErrorSender
-from sightline.service.inference.changes import NoPeers, reload
+from sightline.service.inference.changes import new_service, reload
 from sightline.service.inference.service import Backend, ServedModel, Service
 from sightline.service.keys import KeyRing
 from sightline.service.metrics import Metrics, ModelMetrics
@@ -83,7 +83,7 @@ def create_app(
     `end_process` is called once with an exit code if the process cannot serve: no model can be
     loaded, or the engine has died. `on_ready` is called when the models are loaded.
     """
-    service = Service(settings, Metrics(__version__, settings.request_timeout_s), NoPeers())
+    service = new_service(settings, Metrics(__version__, settings.request_timeout_s))
     service.metrics.set_limits(settings.limits)
 
     @contextlib.asynccontextmanager

@@ -90,14 +90,10 @@ def draw(
 
     Only the view heads shows several maps. The others show one, the `reduction` of the heads.
     """
-    rows, columns = (_visible(tokens) for tokens in labels)
     if view == "heads":
-        grid = [
-            (layer, [(head, Matrix("", rows, columns, weights[i, j])) for j, head in enumerate(indices)])
-            for i, layer in enumerate(layers)
-        ]
-        return heads(title, grid)
+        return heads(title, layers, indices, weights)
     which = f"head {indices[0]}" if len(indices) == 1 else f"{reduction} of {len(indices)} heads"
+    rows, columns = map(_visible, labels)
     matrix = Matrix(f"{title}, layer {layers[0]}, {which}", rows, columns, weights[0, 0])
     return alignment(matrix) if view == "alignment" else heat_map(matrix)
 
@@ -169,23 +165,21 @@ def alignment(matrix: Matrix) -> str:
     return _document(width, top + height + MARGIN, parts)
 
 
-def heads(title: str, layers: Sequence[tuple[int, Sequence[tuple[int, Matrix]]]]) -> str:
-    """Return a grid of small heat maps: a line for each layer, a column for each head.
-
-    Layers and heads have their indices.
+def heads(title: str, layers: Sequence[int], indices: Sequence[int], weights: NDArray[np.float32]) -> str:
+    """Return a grid of small heat maps of weights (layers, heads, rows, columns): a line for each
+    layer, a column for each head. Layers and heads have their indices.
     """
     size, gap, left, top = 84, 8, 76, 62
-    indices = [head for head, _ in layers[0][1]]
     parts = [_title(title)]
     for column, head in enumerate(indices):
         parts.append(_text(left + column * (size + gap) + size / 2, top - 12, f"head {head}", "middle", size=11))
-    for line, (layer, maps) in enumerate(layers):
+    for line, layer in enumerate(layers):
         y = top + line * (size + gap)
         parts.append(_text(left - 8, y + size / 2, f"layer {layer}", "end", size=11))
-        for column, (_, matrix) in enumerate(maps):
+        for column, of_head in enumerate(weights[line]):
             x = left + column * (size + gap)
             parts.append(f'<rect x="{x}" y="{y}" width="{size}" height="{size}" fill="none" stroke="#d5dae0"/>')
-            parts += _cells(matrix, x, y, size, size)
+            parts += _cells(Matrix("", (), (), of_head), x, y, size, size)
     width = max(left + len(indices) * (size + gap) + MARGIN, 2 * MARGIN + label_width(title))
     return _document(width, top + len(layers) * (size + gap) + MARGIN, parts)
 

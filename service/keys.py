@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sightline.base.errors import CommandError
+
 Role = Literal["use", "admin"]
 KEY_PREFIX = "sl-"  # so that people and tools recognize a key
 KEY_BYTES = 32  # random bytes of a key
@@ -26,10 +28,6 @@ NEW_FILE_MODE = 0o600
 # is read-only or of another user.
 IN_PLACE = (errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)
 logger = logging.getLogger(__name__)
-
-
-class KeysError(Exception):
-    """The file of keys cannot be read, or a change of it is not possible."""
 
 
 class Quota(BaseModel):
@@ -92,7 +90,7 @@ class KeyRing:
             return
         try:
             self._by_hash = _by_hash(read_keys(self._path))
-        except KeysError as error:
+        except CommandError as error:
             logger.error("the keys stay as they were: %s", error)
         else:
             logger.info("read the keys again", extra={"fields": {"keys": len(self._by_hash)}})
@@ -114,14 +112,14 @@ def _by_hash(keys: Sequence[Key]) -> dict[str, Key]:
 
 
 def read_keys(path: Path) -> Sequence[Key]:
-    """Read a file of keys. Raises `KeysError` if it cannot be read or is not valid."""
+    """Read a file of keys. Raises `CommandError` if it cannot be read or is not valid."""
     try:
         content = path.read_bytes()
     except OSError as error:
         advice = "`sightline keys add` writes it"
         if isinstance(error, PermissionError):
             advice = f"this process is user {os.geteuid()}: make it the owner of the file with `chown`"
-        raise KeysError(f"the file of keys {path} cannot be read: {error.strerror}; {advice}") from None
+        raise CommandError(f"the file of keys {path} cannot be read: {error.strerror}; {advice}") from None
     keys, loc = list[Key](), tuple[int | str, ...]()
     try:
         # The reader calls a Python function for each object, and keys are validated one by one, so
@@ -132,42 +130,44 @@ def read_keys(path: Path) -> Sequence[Key]:
     except ValidationError as error:
         first = error.errors(include_input=False)[0]  # a value may be a key that was written by mistake
         place = ".".join(map(str, (*loc, *first["loc"])))
-        raise KeysError(f"{path} is not a file of keys: {place + ': ' if place else ''}{first['msg']}") from None
+        raise CommandError(f"{path} is not a file of keys: {place + ': ' if place else ''}{first['msg']}") from None
     except (ValueError, RecursionError) as error:
-        raise KeysError(f"{path} is not a file of keys: it is not JSON: {error}") from None
+        raise CommandError(f"{path} is not a file of keys: it is not JSON: {error}") from None
     for name in ("label", "sha256"):
         for value, count in Counter(getattr(key, name) for key in keys).items():
             if count > 1:
-                raise KeysError(f"{path} has {count} keys with the {name} {value}; keep one of them")
+                raise CommandError(f"{path} has {count} keys with the {name} {value}; keep one of them")
     return keys
 
 
 def add_key(path: Path, label: str, role: Role, quota: Quota | None = None) -> str:
     """Add a key to a file, which is created if it does not exist, and return the key.
 
-    Raises `KeysError` if the label is not valid or is in use, or the file cannot be used.
+    Raises `CommandError` if the label is not valid or is in use, or the file cannot be used.
     """
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:
         key = Key(label=label, role=role, sha256=sha256(secret.encode()).hexdigest(), quota=quota)
     except ValidationError:
-        raise KeysError(
+        raise CommandError(
             f"a label has 1 to 64 letters, digits, dots, hyphens or underscores, and begins with a letter or digit; "
             f"got {label!r}"
         ) from None
     with _changing(path) as keys:
         if any(existing.label == label for existing in keys):
-            raise KeysError(f"{path} already has a key with the label {label}; remove it first, or use another label")
+            raise CommandError(
+                f"{path} already has a key with the label {label}; remove it first, or use another label"
+            )
         keys.append(key)
     return secret
 
 
 def remove_key(path: Path, label: str) -> None:
-    """Remove a key from a file. Raises `KeysError` if it has no such key, or cannot be used."""
+    """Remove a key from a file. Raises `CommandError` if it has no such key, or cannot be used."""
     with _changing(path) as keys:
         kept = [key for key in keys if key.label != label]
         if len(kept) == len(keys):
-            raise KeysError(f"{path} has no key with the label {label}; `sightline keys list` shows the labels")
+            raise CommandError(f"{path} has no key with the label {label}; `sightline keys list` shows the labels")
         keys[:] = kept
 
 
@@ -189,7 +189,7 @@ def _changing(path: Path) -> Iterator[list[Key]]:
         finally:
             os.close(folder)
     except OSError as error:
-        raise KeysError(f"the file of keys {path} cannot be written: {error.strerror}") from None
+        raise CommandError(f"the file of keys {path} cannot be written: {error.strerror}") from None
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from sightline import __version__
 from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest, Task
-from sightline.base.bundle_files import check_files
+from sightline.base.bundle_files import check_files, read_manifest
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import usable_threads
 from sightline.base.text.prompt import ChatTemplateError
@@ -41,8 +42,10 @@ from sightline.service.engine.request import (
     SimilarRequest,
 )
 from sightline.service.engine.worker import Worker
+from sightline.service.inference.changes import new_service
 from sightline.service.inference.dense import read_dense
-from sightline.service.inference.service import Backend, LoadedModel, ServedModel, default_models
+from sightline.service.inference.service import Backend, LoadedModel, ServedModel, Service, default_models
+from sightline.service.metrics import Metrics
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.device import DeviceRunner
 from sightline.service.runtime.ort import OnnxRunner
@@ -119,6 +122,23 @@ def load_backend(
         if name != ALL_MODELS and name not in served:
             logger.warning("SIGHTLINE_LAZY_MODELS names %s, but no bundle with this name is served", name)
     return replace(backend, failed=failed)
+
+
+def open_service(settings: Settings, folder: Path | None = None) -> Service:
+    """Return a service without HTTP: of the bundle of a folder, or of all in the folder of the
+    settings, each of which its first use loads.
+
+    The caller starts and stops its worker. Raises the errors of `load_backend`.
+    """
+    chosen = {"lazy_models": ALL_MODELS}
+    load: Callable[[Settings, Callable[[str], EngineObserver]], Backend] = load_backend
+    if folder is not None:
+        manifest = read_manifest(folder)
+        chosen, load = {"lazy_models": "", "default_model": manifest.name}, partial(load_bundles, {folder: manifest})
+    settings = settings.model_copy(update=chosen)
+    service = new_service(settings, Metrics(__version__))
+    service.attach(load(settings, service.metrics.for_model))
+    return service
 
 
 def _warn_of_changed_defaults(manifests: Iterable[Manifest], backend: Backend, chosen: Sequence[str]) -> None:

@@ -56,10 +56,7 @@ class JsonFormatter(logging.Formatter):
         line |= getattr(record, FIELDS, {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        try:
-            return orjson.dumps(line, default=str).decode()
-        except TypeError:  # a lone surrogate, as in a file name that is not UTF-8
-            return json.dumps(line, default=str)
+        return _to_json(line)
 
 
 class TextFormatter(logging.Formatter):
@@ -110,9 +107,13 @@ def _written(value: Any) -> str:
     """Write the value of a field: words as they are, everything else as JSON."""
     if isinstance(value, str) and value and not any(character.isspace() or character in '"=' for character in value):
         return value
+    return _to_json(value)
+
+
+def _to_json(value: Any) -> str:
     try:
         return orjson.dumps(value, default=str).decode()
-    except TypeError:  # a lone surrogate
+    except TypeError:  # a lone surrogate, as in a file name that is not UTF-8
         return json.dumps(value, default=str)
 
 

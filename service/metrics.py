@@ -358,7 +358,7 @@ class ModelMetrics(EngineObserver):
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
-        self._series: dict[str, Any] = {}  # those that exist, by the name of the metric
+        self._of = cache(self._series_of)  # creates the series when they are used
         self._reads: Mapping[str, Callable[[], float]] = {}  # functions of the gauges
         self._is_used = False
 
@@ -372,15 +372,12 @@ class ModelMetrics(EngineObserver):
             self._connect_gauges()
 
     def observe(self, name: str, value: float) -> None:
-        (self._series.get(name) or self._of(name)).observe(value)
+        self._of(name).observe(value)
 
-    def _of(self, name: str) -> Any:
+    def _series_of(self, name: str) -> Any:
         """Return the series of a counter or a histogram."""
-        series = self._series.get(name)
-        if series is None:
-            metrics = self._metrics
-            series = self._series[name] = (metrics.counters.get(name) or metrics.histograms[name]).labels(self._model)
-        return series
+        metrics = self._metrics
+        return (metrics.counters.get(name) or metrics.histograms[name]).labels(self._model)
 
     def _connect_gauges(self) -> None:
         if self._is_used:

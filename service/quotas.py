@@ -4,7 +4,6 @@ Windows of a minute are counted by the library limits, in memory or in Redis. Th
 begins with its first request.
 """
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -12,12 +11,17 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import TypeAdapter
+
+from sightline.base.errors import UsageError
 from sightline.base.extras import install_command
 from sightline.service.api_errors import ApiError
 from sightline.service.keys import Quota
+from sightline.service.peers import Handler
 
 if TYPE_CHECKING:
     from limits import RateLimitItem
@@ -40,10 +44,6 @@ MESSAGES = {
 logger = logging.getLogger(__name__)
 
 Measure = Literal["requests", "tokens", "sequences"]
-
-
-class QuotaStorageError(Exception):
-    """The storage of quotas cannot be used."""
 
 
 class QuotaExceededError(ApiError):
@@ -71,12 +71,6 @@ class Grant:
     exceeded: Literal["requests", "tokens"] | None = None
     ends_at: float = 0.0  # no later than the end of the window in which tokens are reserved
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Grant":
-        """Return a grant from its dataclass as JSON."""
-        windows = {measure: QuotaWindow(**window) for measure, window in content["windows"].items()}
-        return cls(windows, content["exceeded"], content["ends_at"])
-
     def check(self) -> None:
         """Raise `QuotaExceededError` if the call may not start."""
         if self.exceeded is not None:
@@ -91,28 +85,7 @@ class Grant:
                 yield f"x-ratelimit-{name}-{measure}".encode(), text.encode()
 
 
-class Quotas(Protocol):
-    """The quotas of all keys, for the processes of a service together."""
-
-    async def begin(self, label: str, quota: Quota) -> Grant:
-        """Count a request of a key."""
-        ...
-
-    async def hold(self, label: str, more: int, limit: int) -> bool:
-        """Count more sequences of a key in progress; return False if they exceed its limit."""
-        ...
-
-    def release(self, label: str, sequences: int) -> None:
-        """Stop counting sequences of a key."""
-        ...
-
-    async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
-        """Count the most tokens that a call can use, unless the key has no token left."""
-        ...
-
-    def end(self, label: str, tokens_per_minute: int, tokens: int, reserved: int, ends_at: float) -> None:
-        """Count the tokens of a finished call instead of those that it reserved."""
-        ...
+GRANT = TypeAdapter(Grant)  # reads a grant of this process, or one in JSON of another
 
 
 class QuotaStore:
@@ -126,6 +99,19 @@ class QuotaStore:
         self._clock_offset = -math.inf  # of the time of day, from `time.monotonic`
         # Sequences in progress by key and process.
         self._held: defaultdict[str, Counter[int]] = defaultdict(Counter)
+
+    def handlers(self, process: int = 0) -> dict[str, Handler]:
+        """Return the functions that the calls of a process use, by name."""
+
+        async def begin(label: str, quota: Mapping[str, Any]) -> Grant:
+            return await self.begin(label, Quota.model_validate(quota))
+
+        return {
+            "begin_quota": begin,
+            "hold_quota": partial(self.hold, process),
+            "reserve_quota": self.reserve,
+            "end_quota": self.end,
+        }
 
     async def begin(self, label: str, quota: Quota) -> Grant:
         """Count a request of a key, unless it has no token left, and return the use of its quota.
@@ -225,36 +211,10 @@ class QuotaStore:
             logger.error("quotas are not counted for %g s, because their storage fails: %s", RETRY_STORAGE_S, kind)
 
 
-class LocalQuotas:
-    """`Quotas` of a service that is one process."""
-
-    def __init__(self, store: QuotaStore) -> None:
-        self._store = store
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def begin(self, label: str, quota: Quota) -> Grant:
-        return await self._store.begin(label, quota)
-
-    async def hold(self, label: str, more: int, limit: int) -> bool:
-        return self._store.hold(0, label, more, limit)
-
-    def release(self, label: str, sequences: int) -> None:
-        self._store.hold(0, label, -sequences, 0)
-
-    async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
-        return await self._store.reserve(label, tokens_per_minute, tokens)
-
-    def end(self, label: str, tokens_per_minute: int, tokens: int, reserved: int, ends_at: float) -> None:
-        work = self._store.end(label, tokens_per_minute, tokens, reserved, ends_at)
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
 def open_limiter(storage: str | None) -> "FixedWindowRateLimiter":
     """Return a limiter that counts in a Redis, or in memory.
 
-    Raises `QuotaStorageError` if the URL is not that of a Redis, or its client library is missing.
+    Raises `UsageError` if the URL is not that of a Redis, or its client library is missing.
     """
     from limits.aio.storage import MemoryStorage
     from limits.aio.strategies import FixedWindowRateLimiter
@@ -264,9 +224,9 @@ def open_limiter(storage: str | None) -> "FixedWindowRateLimiter":
     if storage is None:
         return FixedWindowRateLimiter(MemoryStorage())
     if storage.partition("://")[0] not in STORAGE_SCHEMES:
-        raise QuotaStorageError(f"the storage of quotas must be a URL that begins with {', '.join(STORAGE_SCHEMES)}")
+        raise UsageError(f"SIGHTLINE_QUOTA_STORAGE must be a URL that begins with {', '.join(STORAGE_SCHEMES)}")
     if find_spec("redis") is None:
-        raise QuotaStorageError(f"the storage of quotas needs Redis's client: {install_command('cpu,redis')}")
+        raise UsageError(f"SIGHTLINE_QUOTA_STORAGE needs Redis's client: {install_command('cpu,redis')}")
     try:
         opened: Any = storage_from_string(
             f"async+{storage}",
@@ -276,5 +236,5 @@ def open_limiter(storage: str | None) -> "FixedWindowRateLimiter":
             socket_connect_timeout=STORAGE_TIMEOUT_S,
         )
     except (ConfigurationError, ValueError):  # whose messages may have the password of the URL
-        raise QuotaStorageError("the URL of the storage of quotas is not valid") from None
+        raise UsageError("the URL of SIGHTLINE_QUOTA_STORAGE is not valid") from None
     return FixedWindowRateLimiter(opened)

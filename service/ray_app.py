@@ -20,6 +20,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 from starlette.types import Message, Receive, Scope, Send
 
+from sightline.base.errors import UsageError
 from sightline.base.machine import usable_threads
 from sightline.service.api_errors import CLIENT_GONE
 from sightline.service.app import create_app
@@ -28,7 +29,7 @@ from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend
 from sightline.service.logs import configure_logging
 from sightline.service.server import RESPONSE_S, DrainingServer
-from sightline.service.settings import Settings, SettingsError, is_loopback, make_settings
+from sightline.service.settings import Settings, is_loopback, make_settings
 from sightline.service.startup import SWITCH_INTERVAL_S, check_settings
 from sightline.service.workers.shares import share_of
 
@@ -235,7 +236,7 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
 
     `arguments` are settings by their names, over those of the environment; `metrics_targets` is a
     folder for the addresses of the replicas' metrics. Paths are those of all machines. Raises
-    `SettingsError` if a setting is unknown or invalid, and the errors of `check_ray_settings`.
+    `UsageError` if a setting is unknown or invalid, and the errors of `check_ray_settings`.
     """
     values = dict(arguments)
     targets = values.pop(TARGETS, None)
@@ -283,22 +284,22 @@ def application(settings: Settings, targets: Path | None, max_replicas: int = 1)
 def check_ray_settings(settings: Settings) -> None:
     """Check the settings of a service in Ray.
 
-    Raises `SettingsError` if a setting does not work in Ray, or the replicas cannot share the
+    Raises `UsageError` if a setting does not work in Ray, or the replicas cannot share the
     counts of quotas, and the errors of `check_settings`.
     """
     if settings.model_control == "explicit":
-        raise SettingsError(
+        raise UsageError(
             "SIGHTLINE_MODEL_CONTROL (--model-control) must be none in Ray Serve: a request to load a model would "
             "reach one replica only; deploy the application again to change its bundles"
         )
     if settings.admin_address is not None:
-        raise SettingsError(
+        raise UsageError(
             "SIGHTLINE_ADMIN_ADDRESS (--admin-address) must not be set in Ray Serve: each replica takes a free port "
             "for /metrics; read the addresses from the folder of metrics_targets (--metrics-targets)"
         )
     keys = check_settings(settings)
     if settings.quota_storage_url is None and any(key.quota is not None for key in keys):
-        raise SettingsError(
+        raise UsageError(
             "SIGHTLINE_QUOTA_STORAGE (--quota-storage) must be set in Ray Serve, because keys have quotas: otherwise "
             "each replica would count for itself"
         )

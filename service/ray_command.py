@@ -60,7 +60,7 @@ def serve_with_ray(settings: Settings, address: str | None, targets: Path | None
         targets: folder for the addresses of the replicas' metrics.
 
     Raises:
-        SettingsError: a setting does not work in Ray.
+        UsageError: a setting does not work in Ray.
         ModuleNotFoundError: the extra `ray` is not installed.
     """
     for name, value in environment(settings, has_one_machine=address is None).items():

@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,10 +11,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
-from sightline.base.bundle import BundleError
-from sightline.base.errors import UsageError
 from sightline.base.machine import usable_memory
-from sightline.base.options import Options, Shown, add_options, check, fields_of, flag_name, given_variables, read_words
+from sightline.base.options import Options, Shown, add_options, check, fields_of, flag_name, given_variables
 from sightline.base.parser import Parser
 from sightline.service.body_fields import MAX_INPUTS
 from sightline.service.discovery import read_default_models
@@ -34,9 +32,7 @@ COMPATIBLE_APIS: Mapping[str, Sequence[str]] = {
 
 MAX_WORKERS = 256
 MAX_PORT = 65_535
-MAX_BATCH_TOKENS = 1024
 TOKENS_PER_SEQUENCE = 256  # `max_waiting_tokens` for each of the `max_waiting_sequences`
-LOAD_TIMEOUT_S = 600.0
 ALL_MODELS = "*"  # value of `lazy_models`
 
 # Settings that protect a service from its clients, for a process without clients.
@@ -54,34 +50,6 @@ NO_LIMITS: Mapping[str, float] = {
 ORIGIN = re.compile(
     r"null|(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.ASCII
 )
-
-
-# Settings of earlier versions, and what replaces them. `{name}` becomes the variable or flag of a
-# setting.
-REPLACED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("header_timeout_s", "body_timeout_s", "write_timeout_s"),
-        "is now {client_timeout_s}, one timeout for sending a request and for reading its response",
-    ),
-    "max_state_bytes": "follows from {memory_bytes}, half of which is for decoder states",
-    "max_prefix_cache_bytes": "follows from {memory_bytes}, an eighth of which is for the prefix cache; "
-    "{prefix_cache} decides if there is one",
-    "max_response_bytes": "follows from {memory_bytes}, an eighth of which is for responses",
-    "max_waiting_bytes": "follows from {max_body_bytes}: it is 16 MiB, or one body if that is larger",
-    "max_waiting_tokens": f"follows from {{max_waiting_sequences}}: it is {TOKENS_PER_SEQUENCE} times that number",
-    "max_batch_tokens": f"is always {MAX_BATCH_TOKENS}; remove it",
-    "max_connections_per_address": "follows from {max_connections}: it is half of that number",
-    "load_timeout_s": f"is always {LOAD_TIMEOUT_S:g}; remove it",
-    "log_format": "does not exist any more; log lines are text on a terminal and JSON elsewhere",
-    "otlp_endpoint": "is now OTEL_EXPORTER_OTLP_ENDPOINT, OpenTelemetry's own variable",
-    "trace_sampling": "is now OTEL_TRACES_SAMPLER=parentbased_traceidratio with OTEL_TRACES_SAMPLER_ARG, "
-    "OpenTelemetry's own variables",
-    "frame_ancestors": "is now {cors_origins}, whose pages may also show the page in a frame",
-}
-
-
-class SettingsError(UsageError):
-    """Invalid settings; the message names each and gives the reason."""
 
 
 def _derived(compute: Callable[[dict[str, Any]], int]) -> Any:
@@ -213,8 +181,8 @@ class Settings(Options):
     # tests, for the share of a worker, and for commands without clients.
     folder_default_models: tuple[str, ...] = ()  # those that the folder of bundles names
     only: tuple[str, ...] = ()  # subfolders of `bundles` to load at start; all if empty
-    load_timeout_s: float = LOAD_TIMEOUT_S  # of each of the two stages of the load of a bundle
-    max_batch_tokens: int = MAX_BATCH_TOKENS  # of an encoder batch, padding included
+    load_timeout_s: float = 600.0  # of each of the two stages of the load of a bundle
+    max_batch_tokens: int = 1024  # of an encoder batch, padding included
     max_waiting_bytes: int = _derived(lambda values: max(16 << 20, values["max_body_bytes"]))
     max_waiting_tokens: int = _derived(lambda values: TOKENS_PER_SEQUENCE * values["max_waiting_sequences"])
     max_connections_per_address: int = _derived(lambda values: -(-values["max_connections"] // 2))
@@ -333,38 +301,22 @@ def service_parser() -> Parser:
 
 
 def read_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, Any]:
-    """Add the flags of the settings to a parser, and return the texts of all its flags by name.
-
-    Raises `SettingsError` for a flag of an earlier version.
-    """
+    """Add the flags of the settings to a parser, and return the texts of all its flags by name."""
     add_options(parser, Settings)
-    _reject_replaced(flag_name, {argument.partition("=")[0] for argument in arguments})
-    return read_words(parser, arguments)
+    return vars(parser.parse_args(arguments))
 
 
 def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of flags by field name, then of environment variables, then the defaults.
 
     A flag that is None is absent. The folder of bundles may name default models. Raises
-    `SettingsError` if a variable `SIGHTLINE_*` is unknown, a value is invalid, or the file of
-    default models cannot be read.
+    `UsageError` if a variable `SIGHTLINE_*` is unknown or a value is invalid, and `BundleError` if
+    the file of default models cannot be read.
     """
-    _reject_replaced(env_name, environment)
     flag_values = {
         name: (flag_name(name), value)
         for name, value in flags.items()
         if name in Settings.model_fields and value is not None
     }
-    try:
-        settings = check(Settings, given_variables(Settings, environment), flag_values)
-        return settings.model_copy(update={"folder_default_models": read_default_models(settings.bundles)})
-    except (BundleError, UsageError) as error:
-        raise SettingsError(str(error)) from None
-
-
-def _reject_replaced(name_of: Callable[[str], str], present: Container[str]) -> None:
-    """Check that no setting of an earlier version is given, by the names of variables or flags."""
-    texts = [f"{name_of(name)} {text}" for name, text in REPLACED.items() if name_of(name) in present]
-    if texts:
-        names = {name: name_of(name) for name in SETTINGS}
-        raise SettingsError("; ".join(text.format_map(names) for text in texts))
+    settings = check(Settings, given_variables(Settings, environment), flag_values)
+    return settings.model_copy(update={"folder_default_models": read_default_models(settings.bundles)})

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sightline import __version__
+from sightline.base.errors import UsageError
 from sightline.base.extras import install_command
 from sightline.service.logs import FIELDS
 
@@ -37,10 +38,6 @@ PARAMETERS = {
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PATH = "/v1/traces"  # after the second of them, which names a collector of all signals
 SHUTDOWN_TIMEOUT_S = 2.0  # time in which the last spans must be sent
-
-
-class TracesError(Exception):
-    """A setting of traces cannot be used."""
 
 
 class Traces:
@@ -150,16 +147,16 @@ def _shown(url: str | None) -> dict[str, str]:
 def check_traces() -> None:
     """Check that spans can be sent to the collector, if there is one.
 
-    Raises `TracesError` if the URL is not valid, or the extra is not installed.
+    Raises `UsageError` if the URL is not valid, or the extra is not installed.
     """
     endpoint = traces_endpoint()
     if endpoint is None:
         return
     if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
-        raise TracesError(f"{_endpoint_variable()} must be a URL that begins with http:// or https://")
+        raise UsageError(f"{_endpoint_variable()} must be a URL that begins with http:// or https://")
     if find_spec("opentelemetry.sdk") is None or find_spec("opentelemetry.exporter") is None:
         variable, command = _endpoint_variable(), install_command("cpu,traces")
-        raise TracesError(f"{variable} is set, but traces need OpenTelemetry: {command}; or unset the variable")
+        raise UsageError(f"{variable} is set, but traces need OpenTelemetry: {command}; or unset the variable")
 
 
 def traceresponse(span: "Span") -> bytes:

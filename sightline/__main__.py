@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from sightline import __version__
-from sightline.base.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USAGE, did_you_mean, fail
+from sightline.base.errors import (
+    EXIT_BROKEN_PIPE,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    CommandError,
+    UsageError,
+    did_you_mean,
+    exit_status,
+    fail,
+)
 from sightline.base.parser import Parser
 from sightline.commands.extras import missing_library
 
@@ -75,14 +84,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if missing is None:
             raise
         return fail(f"sightline {name} needs {missing}", EXIT_USAGE)
+    except (CommandError, UsageError) as error:
+        return fail(error)
     except KeyboardInterrupt:
         return fail(f"sightline {name} was interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of the output has gone
         _drop_output()
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        _drop_output()
-        return fail(f"{error.filename or 'standard output'}: {error.strerror}")
+        if error.filename is None:
+            _drop_output()
+        return fail(f"{error.filename or 'the output'}: {error.strerror}", exit_status(error))
     except UnicodeError as error:
         return fail(f"an argument or a text is not UTF-8: {error}; convert it to UTF-8", EXIT_USAGE)
     except OverflowError as error:

@@ -44,7 +44,7 @@ async def health(call: Call) -> Health:
 
 async def metrics(call: Call) -> Raw:
     """Return the metrics in the Prometheus text format."""
-    texts = await call.service.peers.metrics(call.service)
+    texts = await call.service.peers.call("metrics")
     return Raw("".join(texts).encode(), CONTENT_TYPE_PLAIN_0_0_4)
 
 

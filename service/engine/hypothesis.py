@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sightline.service.engine.recorded_maps import MapRecorder, RecordedMaps
+from sightline.service.engine.recorded_maps import MapRecorder
 from sightline.service.engine.request import FinishReason, Matcher, StopCondition, Target, Token
 
 Alternatives = tuple[tuple[int, float], ...]
@@ -44,4 +44,4 @@ class Hypothesis:
         counted = generated[:-1] if has_forced_end else generated
         score = sum(counted) / max(1, num_forced + len(generated)) ** length_penalty
         tokens = tuple(map(Token, self.ids, self.logprobs, self.alternatives))
-        return Target(tokens, reason, score, RecordedMaps(self.maps))
+        return Target(tokens, reason, score, self.maps)

@@ -55,8 +55,12 @@ def _select(maps: Maps, part: MapPart | None) -> Maps:
     return maps if part is None else maps[part.heads_and_layers].copy()
 
 
-class MapRecorder:
-    """Attention maps of one hypothesis. Without requested kinds it records nothing."""
+class MapRecorder(Mapping[str, Maps]):
+    """Attention maps (L, H, rows, columns) of one hypothesis by kind, if the kind is requested.
+
+    They are assembled when they are read. The reader is not the engine's thread, so the assembly
+    does not delay running generations.
+    """
 
     def __init__(self, request: GenerateRequest, encoder: Mapping[str, Maps], prompt_tokens: int) -> None:
         """Create a recorder of the maps that a request selects.
@@ -91,11 +95,13 @@ class MapRecorder:
     def _columns(self, kind: str, row: int) -> int:
         return self._request.num_visible_source_tokens if kind == "cross" else self._prompt_tokens + row
 
-    @property
-    def kinds(self) -> list[str]:
-        return [*self._encoder, *self.steps]
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._encoder, *self.steps])
 
-    def map_of(self, kind: str) -> Maps:
+    def __len__(self) -> int:
+        return len(self._encoder) + len(self.steps)
+
+    def __getitem__(self, kind: str) -> Maps:
         """Return the complete map of one kind, (L, H, rows, columns)."""
         if kind in self._encoder:
             return self._encoder[kind]
@@ -114,25 +120,6 @@ class MapRecorder:
             stacked = np.zeros((*visible.shape[:-1], len(self._request.source_ids)), np.float32)
             stacked[..., self._request.visible_source_tokens] = visible
         return np.ascontiguousarray(stacked.transpose(2, 1, 0, 3))
-
-
-class RecordedMaps(Mapping[str, Maps]):
-    """Maps (L, H, rows, columns) by kind, assembled when they are read.
-
-    The reader is not the engine's thread, so the assembly does not delay running generations.
-    """
-
-    def __init__(self, recorder: MapRecorder) -> None:
-        self._recorder = recorder
-
-    def __getitem__(self, kind: str) -> Maps:
-        return self._recorder.map_of(kind)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._recorder.kinds)
-
-    def __len__(self) -> int:
-        return len(self._recorder.kinds)
 
 
 def record_step(

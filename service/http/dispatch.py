@@ -83,7 +83,7 @@ class CallLog:
         self._service = service
         # Proxies whose header X-Forwarded-For is believed in the log, by uvicorn's variable.
         self._proxies = _TrustedHosts(os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1"))
-        self._counters: dict[tuple[str, int, str | None, str | None], Callable[[], None]] = {}
+        self._counter_of = functools.cache(service.metrics.call_counter)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -113,11 +113,7 @@ class CallLog:
         if status is None:
             status = CLIENT_GONE_STATUS
         route = call.route
-        kind = (route, status, code, call.model_name)
-        counter = self._counters.get(kind)
-        if counter is None:
-            counter = self._counters[kind] = self._service.metrics.call_counter(*kind)
-        counter()
+        self._counter_of(route, status, code, call.model_name)()
         label = None if call.key is None else call.key.label
         if self._service.keys is not None:
             self._service.metrics.count_key(label or "", status, call.details)

@@ -6,6 +6,7 @@ A web page can let a name of its own point to 127.0.0.1, and then send requests 
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from sightline.service.settings import is_loopback
 
@@ -24,19 +25,14 @@ class AllowedHosts:
         self._any = "*" in names
         self._names = frozenset(names)
         self._ends = tuple(name[1:] for name in names if name.startswith("*."))
-        self._known: dict[bytes, bool] = {}
+        self.allow = lru_cache(MAX_KNOWN)(self._allow)
 
-    def allow(self, header: bytes | None) -> bool:
+    def _allow(self, header: bytes | None) -> bool:
         """Return True if the header has an allowed name or a loopback address, or is absent.
 
         No web page has a loopback address as its own name, and HTTP/1.0 needs no header.
         """
         if self._any or header is None:
             return True
-        is_allowed = self._known.get(header)
-        if is_allowed is None:
-            name = PORT.sub("", header.decode("latin-1").lower()).removesuffix(".")
-            is_allowed = name in self._names or name.endswith(self._ends) or is_loopback(name.strip("[]"))
-            if len(self._known) < MAX_KNOWN:
-                self._known[header] = is_allowed
-        return is_allowed
+        name = PORT.sub("", header.decode("latin-1").lower()).removesuffix(".")
+        return name in self._names or name.endswith(self._ends) or is_loopback(name.strip("[]"))

@@ -32,7 +32,8 @@ class IncomingBodies:
         exchange.num_counted = exchange.num_received
         self._rejectable[exchange] = None
         self._rejectable.move_to_end(exchange)
-        self._settle(exchange)
+        if exchange.is_complete and exchange.has_turn:  # its endpoint can read it
+            del self._rejectable[exchange]
         while self.num_bytes > self._max_bytes and self._rejectable:
             silent = next(iter(self._rejectable))
             self._on_limit()
@@ -41,16 +42,6 @@ class IncomingBodies:
                 "paused for longest. Send the request again, without pauses."
             )
             silent.reject(ApiError("overloaded", message))
-
-    def _settle(self, exchange: "Exchange") -> None:
-        """Protect a complete body from rejection once its endpoint can read it."""
-        if exchange.is_complete and exchange.has_turn:
-            self._rejectable.pop(exchange, None)
-
-    def start(self, exchange: "Exchange") -> None:
-        """Record that all earlier requests of the connection have their responses."""
-        exchange.has_turn = True
-        self._settle(exchange)
 
     def release(self, exchange: "Exchange") -> None:
         """Stop counting a request's body: admission counts it from now on, or it is gone."""

@@ -22,7 +22,7 @@ from sightline.service.inference.results import TimingsMs
 from sightline.service.inference.service import DefaultTask, ServedModel, Service
 from sightline.service.inference.submission import Submission
 from sightline.service.keys import Key
-from sightline.service.quotas import RETRY_SEQUENCES_S, Grant, QuotaExceededError
+from sightline.service.quotas import GRANT, RETRY_SEQUENCES_S, Grant, QuotaExceededError
 
 Ids = tuple[int, ...]
 AnyInputs = Texts | Dialogue | IdLists  # texts, the messages of a chat, or token ids
@@ -87,7 +87,8 @@ class Call:
     async def begin_quota(self) -> None:
         """Count the call towards the quota of its key, if any. Raises `QuotaExceededError`."""
         if self.key is not None and self.key.quota is not None:
-            self.grant = await self.service.quotas.begin(self.key.label, self.key.quota)
+            quota = self.key.quota.model_dump()
+            self.grant = GRANT.validate_python(await self.service.peers.call("begin_quota", self.key.label, quota))
             self.grant.check()
 
     def _end_quota(self) -> None:
@@ -96,7 +97,8 @@ class Call:
         tokens = self.details.get("input_tokens", 0) + self.details.get("output_tokens", 0)
         limit = self.key.quota.tokens_per_minute
         if limit is not None and (tokens or self._reserved):
-            self.service.quotas.end(self.key.label, limit, tokens, self._reserved, self._reserved_until)
+            used = (limit, tokens, self._reserved, self._reserved_until)
+            self.service.peers.notify("end_quota", self.key.label, *used)
 
     async def _hold_sequences(self, sequences: int) -> int:
         """Count sequences towards the quota; return how many may be in the engine at once."""
@@ -109,7 +111,7 @@ class Call:
             self._release_sequences(-more)
             return sequences
         self._num_held += more  # before the wait, so that a call that is cancelled meanwhile releases them
-        if not await self.service.quotas.hold(self.caller, more, limit):
+        if not await self.service.peers.call("hold_quota", self.caller, more, limit):
             self._num_held -= more
             raise QuotaExceededError("sequences", limit, RETRY_SEQUENCES_S)
         return sequences
@@ -117,13 +119,14 @@ class Call:
     def _release_sequences(self, sequences: int) -> None:
         if sequences:
             self._num_held -= sequences
-            self.service.quotas.release(self.caller, sequences)
+            self.service.peers.notify("hold_quota", self.caller, -sequences, 0)
 
     async def reserve_tokens(self, tokens: int) -> None:
         """Count the most tokens that the call can use towards the quota of its key, if any."""
         limit = None if self.key is None or self.key.quota is None else self.key.quota.tokens_per_minute
         if self.grant is not None and limit is not None:
-            grant = await self.service.quotas.reserve(self.caller, limit, tokens)
+            found = await self.service.peers.call("reserve_quota", self.caller, limit, tokens)
+            grant = GRANT.validate_python(found)
             grant.check()
             if grant.windows:
                 self._reserved, self._reserved_until = tokens, grant.ends_at
@@ -322,12 +325,10 @@ class TextPair:
         return [text for text in (self.text, self.second) if self.cut == "none" and len(text) >= LONG_TEXT]
 
     def encode(self, tokenizer: TextTokenizer, max_tokens: int) -> Sequence[int]:
-        if self.cut == "first":  # too many ids if the second text alone has too many
-            return tokenizer.encode_pair_cutting_first(self.text, self.second, max_tokens)
         limit = None if self.cut == "none" else max_tokens
-        if self.template is not None:
+        if self.template is not None and self.cut != "first":
             return tokenize_with_template(tokenizer, self.template, self.text, self.second, limit)
-        return tokenizer.encode_pair(self.text, self.second, limit)
+        return tokenizer.encode_pair(self.text, self.second, limit, cuts_first=self.cut == "first")
 
 
 @dataclass(frozen=True)

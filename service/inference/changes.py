@@ -50,7 +50,10 @@ from sightline.service.api_errors import ApiError
 from sightline.service.engine.request import FailureCode
 from sightline.service.inference.admission import AdmissionController
 from sightline.service.inference.service import LoadedModel, Model, ServedModel, Service
-from sightline.service.metrics import Texts, texts_of
+from sightline.service.metrics import Metrics, texts_of
+from sightline.service.peers import NoPeers
+from sightline.service.quotas import QuotaStore
+from sightline.service.settings import Settings
 
 T = TypeVar("T")
 POLL_S = 0.01
@@ -58,19 +61,19 @@ RETRY_DELAY_S = 30.0  # time after a failed load of a lazy model before a call s
 logger = logging.getLogger(__name__)
 
 
-class NoPeers:
-    """`Peers` of a service that is one process."""
+def new_service(settings: Settings, metrics: Metrics) -> Service:
+    """Return a service that is one process, and has no models yet."""
+    handlers = QuotaStore(settings.quota_storage_url).handlers()
+    service = Service(settings, metrics, NoPeers(handlers))
 
-    async def metrics(self, service: Service) -> Texts:
-        return await texts_of(service.metrics.registry.collect())
-
-    async def load(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
+    async def load_here(name: str, only_if_lazy: bool) -> None:
         phases = load(service, name, only_if_lazy=only_if_lazy)
         await anext(phases)
         await finish(phases, is_agreed=True)
 
-    async def unload(self, service: Service, name: str) -> None:
-        await unload(service, name)
+    handlers["metrics"] = lambda: texts_of(metrics.registry.collect())
+    handlers["load"], handlers["unload"] = load_here, partial(unload, service)
+    return service
 
 
 async def load(service: Service, name: str, *, only_if_lazy: bool) -> AsyncGenerator[str | None, bool]:
@@ -171,7 +174,7 @@ def _start_load(service: Service, model: Model) -> asyncio.Task[None]:
     async def run() -> None:
         try:
             with contextlib.suppress(ApiError):
-                await service.peers.load(service, model.name, only_if_lazy=True)
+                await service.peers.call("load", model.name, True)
         finally:
             model.load = None
             if model.state == "loading":

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from sightline.base.bundle import MAX_BEAMS, Manifest
 from sightline.base.text.prompt import ChatTemplateError, Dialogue, Prompt, raw_prompt
-from sightline.base.text.stream import StopStrings, TextStream
+from sightline.base.text.stream import TextStream
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import IdLists, Texts
@@ -451,7 +451,7 @@ class Decoding:
                     seed=(seed + len(requests)) % (MAX_SEED + 1),
                     target_prefix=(*forced, *prefix),
                     num_forced=len(forced),
-                    stop=StopStrings(TextStream(tokenizer, stop, prefix)) if stop else None,
+                    stop=TextStream(tokenizer, stop, prefix) if stop else None,
                     matcher=matchers[index % len(matchers)],
                     hidden_source_tokens=hidden,
                     attention=kinds,

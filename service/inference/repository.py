@@ -52,7 +52,7 @@ async def load_model(call: Call, name: str) -> RepositoryEntry:
     model stays. While the running calls of the old model finish, new calls get `loading`.
     """
     _check_allowed(call.service)
-    await call.service.peers.load(call.service, name, only_if_lazy=False)
+    await call.service.peers.call("load", name, False)
     return RepositoryEntry(name, "READY", "")
 
 
@@ -63,7 +63,7 @@ async def unload_model(call: Call, name: str) -> RepositoryEntry:
     model of `lazy_models` is no longer loaded by calls that use it.
     """
     _check_allowed(call.service)
-    await call.service.peers.unload(call.service, name)
+    await call.service.peers.call("unload", name)
     return RepositoryEntry(name, "UNAVAILABLE", "unloaded")
 
 

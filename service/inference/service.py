@@ -19,8 +19,8 @@ from sightline.service.inference.admission import AdmissionController, Rejection
 from sightline.service.inference.dense import DenseLayer
 from sightline.service.inference.document_store import MAX_BODIES, DocumentStore
 from sightline.service.keys import KeyRing
-from sightline.service.metrics import Metrics, Texts
-from sightline.service.quotas import LocalQuotas, Quotas, QuotaStore
+from sightline.service.metrics import Metrics
+from sightline.service.peers import Peers
 from sightline.service.runtime.state_memory import ModelMemory, fitted_rows, prefix_block_bytes, row_bytes
 from sightline.service.settings import Settings
 from sightline.service.traces import SHUTDOWN_TIMEOUT_S, Traces, traces_endpoint
@@ -173,22 +173,6 @@ class Repository(Protocol):
         ...
 
 
-class Peers(Protocol):
-    """The processes of the service, this one included, for all that concerns them together."""
-
-    async def metrics(self, service: "Service") -> Texts:
-        """Return the metrics of all processes."""
-        ...
-
-    async def load(self, service: "Service", name: str, *, only_if_lazy: bool) -> None:
-        """Load or replace a model in all processes or in none; errors: see `changes.load`."""
-        ...
-
-    async def unload(self, service: "Service", name: str) -> None:
-        """Unload a model in all processes. Raises `model_not_found` if there is no such bundle."""
-        ...
-
-
 @dataclass(frozen=True)
 class Backend:
     """The models by name, and the worker that runs their engines."""
@@ -269,7 +253,6 @@ class Service:
         self.peers = peers
         self.keys = None if settings.keys is None else KeyRing(settings.keys)
         self.traces = Traces() if traces_endpoint() else None
-        self.quotas: Quotas = LocalQuotas(QuotaStore(settings.quota_storage_url))
         self.is_retiring = False  # connections close after their next response, so that clients leave
         self.rejection_pacer = RejectionPacer(2 * settings.max_waiting_sequences)
         self.response_memory = ResponseMemory(settings.max_response_bytes)

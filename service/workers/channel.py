@@ -1,25 +1,24 @@
 """Calls between the supervisor and a worker, over a pair of connected sockets.
 
-A message is the length of its content in four bytes, then the content as JSON. Both sides can call
-the other one.
+A message is a line of JSON. Both sides can call the other one.
 """
 
 import asyncio
 import contextlib
 import logging
 import socket
-import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from inspect import isawaitable
 from itertools import count
 from typing import Any
 
 import orjson
 
 from sightline.service.api_errors import ApiError
+from sightline.service.peers import Handler
 
-Handler = Callable[..., Awaitable[Any]]  # takes and returns values of JSON
-_LENGTH = struct.Struct("!I")
 ALIVE_S = 1.0  # a worker gives two signs of life in this time
+MAX_BYTES = 1 << 30  # of a message; metrics of many models have megabytes
 logger = logging.getLogger(__name__)
 
 
@@ -41,7 +40,7 @@ class Channel:
     @classmethod
     async def open(cls, sock: socket.socket) -> "Channel":
         """Create a channel over a connected socket."""
-        return cls(*await asyncio.open_unix_connection(sock=sock))
+        return cls(*await asyncio.open_unix_connection(sock=sock, limit=MAX_BYTES))
 
     async def run(self, handlers: Mapping[str, Handler]) -> None:
         """Answer the calls of the other side, by names of `handlers`, until it closes the channel.
@@ -50,10 +49,9 @@ class Channel:
         """
         self._handlers = handlers
         try:
-            while True:
-                (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-                self._receive(orjson.loads(await self._reader.readexactly(size)))
-        except (asyncio.IncompleteReadError, OSError):
+            while (line := await self._reader.readline()).endswith(b"\n"):  # otherwise it was not sent as a whole
+                self._receive(orjson.loads(line))
+        except OSError:
             pass
         finally:
             self.close()
@@ -87,8 +85,7 @@ class Channel:
             self._send({"call": name, "number": None, "arguments": arguments})
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        content = orjson.dumps(message)
-        self._writer.write(_LENGTH.pack(len(content)) + content)
+        self._writer.write(orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
 
     def _receive(self, message: Mapping[str, Any]) -> None:
         if "call" in message:
@@ -109,7 +106,8 @@ class Channel:
         result: Any = None
         error: tuple[str, str | None, str | None] | None = None
         try:
-            result = await self._handlers[message["call"]](*message["arguments"])
+            returned = self._handlers[message["call"]](*message["arguments"])
+            result = await returned if isawaitable(returned) else returned
         except ApiError as raised:
             error = (raised.code, raised.text, raised.field)
         except ChannelClosedError:

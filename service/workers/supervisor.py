@@ -13,6 +13,7 @@ import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 from prometheus_client.core import GaugeMetricFamily
@@ -22,7 +23,6 @@ from sightline.base.machine import usable_threads
 from sightline.service.api_errors import ApiError
 from sightline.service.app import endpoints_of
 from sightline.service.http.application import route_of
-from sightline.service.keys import Quota
 from sightline.service.metrics import (
     FAILED_WORKERS,
     PREFIX,
@@ -32,7 +32,7 @@ from sightline.service.metrics import (
     used_models,
     without_gauges,
 )
-from sightline.service.quotas import Grant, QuotaStore
+from sightline.service.quotas import QuotaStore
 from sightline.service.runtime.thread_counts import MAX_BYTES_ALONE, SharedActivity, ThreadPlan
 from sightline.service.server import RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening, log_page
 from sightline.service.settings import Settings
@@ -146,36 +146,21 @@ class Supervisor:
             worker.channel.notify("drain", 0.0)
         self._listener.add(worker.connections)
 
-        async def alive() -> None:
-            worker.num_silent = 0
-
-        async def keep_metrics(texts: Texts) -> None:
-            worker.metrics = texts
-
         async def ready(models: dict[str, Any], threads: dict[str, dict[str, int]], failed: list[str]) -> None:
             worker.has_loaded = True
             await self._on_ready(worker, models, set(failed))
             if self._is_measuring:
                 await self._start_others(threads)
 
-        async def begin_quota(label: str, quota: dict[str, Any]) -> Grant:
-            return await self._quotas.begin(label, Quota.model_validate(quota))
-
-        async def hold_quota(label: str, more: int, limit: int) -> bool:
-            return self._quotas.hold(worker.pid, label, more, limit)
-
         await worker.channel.run(
             {
-                "alive": alive,
+                "alive": partial(setattr, worker, "num_silent", 0),
                 "ready": ready,
                 "metrics": self._metrics,
-                "last_metrics": keep_metrics,
+                "last_metrics": partial(setattr, worker, "metrics"),
                 "load": self._load,
                 "unload": self._unload,
-                "begin_quota": begin_quota,
-                "hold_quota": hold_quota,
-                "reserve_quota": self._quotas.reserve,
-                "end_quota": self._quotas.end,
+                **self._quotas.handlers(worker.pid),
             }
         )
         self._workers.remove(worker)

@@ -19,59 +19,19 @@ from sightline.base.errors import EXIT_FAILED
 from sightline.service.app import create_app
 from sightline.service.inference import changes
 from sightline.service.inference.service import Service
-from sightline.service.keys import Quota
 from sightline.service.loading import load_backend
 from sightline.service.logs import configure_logging
 from sightline.service.metrics import Texts, texts_of
-from sightline.service.quotas import Grant
+from sightline.service.peers import Handler
 from sightline.service.runtime.thread_counts import ThreadPlan
 from sightline.service.server import DrainingServer, explain_bus_errors, log_end
 from sightline.service.settings import Settings
-from sightline.service.workers.channel import ALIVE_S, Channel, ChannelClosedError, Handler
+from sightline.service.workers.channel import ALIVE_S, Channel, ChannelClosedError
 from sightline.service.workers.handover import Handover
 
 RETIRE_CHECK_S = 0.05
 LAST_METRICS_S = 1.0  # time in which the supervisor must take the last metrics
 logger = logging.getLogger(__name__)
-
-
-class SupervisedPeers:
-    """The other workers, reached through the supervisor. `Peers` describes the methods."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    async def metrics(self, service: Service) -> Texts:
-        texts: Texts = await self._channel.call("metrics")
-        return texts
-
-    async def load(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
-        await self._channel.call("load", name, only_if_lazy)
-
-    async def unload(self, service: Service, name: str) -> None:
-        await self._channel.call("unload", name)
-
-
-class SupervisedQuotas:
-    """Quotas that the supervisor counts for all workers. `Quotas` describes the methods."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    async def begin(self, label: str, quota: Quota) -> Grant:
-        return Grant.from_json(await self._channel.call("begin_quota", label, quota.model_dump()))
-
-    async def hold(self, label: str, more: int, limit: int) -> bool:
-        return bool(await self._channel.call("hold_quota", label, more, limit))
-
-    def release(self, label: str, sequences: int) -> None:
-        self._channel.notify("hold_quota", label, -sequences, 0)
-
-    async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
-        return Grant.from_json(await self._channel.call("reserve_quota", label, tokens_per_minute, tokens))
-
-    def end(self, label: str, tokens_per_minute: int, tokens: int, reserved: int, ends_at: float) -> None:
-        self._channel.notify("end_quota", label, tokens_per_minute, tokens, reserved, ends_at)
 
 
 class WorkerServer(DrainingServer):
@@ -91,8 +51,7 @@ class WorkerServer(DrainingServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._channel = await Channel.open(self._control)
-        self._service.peers = SupervisedPeers(self._channel)
-        self._service.quotas = SupervisedQuotas(self._channel)
+        self._service.peers = self._channel
         self._service.not_ready_code = "loading"
         self._running = asyncio.create_task(self._follow_supervisor())
         self._signs = asyncio.create_task(self._show_life())
@@ -107,7 +66,7 @@ class WorkerServer(DrainingServer):
     async def _follow_supervisor(self) -> None:
         await self._channel.run(
             {
-                "drain": self._drain,
+                "drain": self._begin_drain,
                 "retire": self._retire,
                 "peers_ready": self._set_peers_ready,
                 "metrics": self._metrics,
@@ -167,9 +126,6 @@ class WorkerServer(DrainingServer):
             service.failed_models,
         )
 
-    async def _drain(self, drain_s: float) -> None:
-        self._begin_drain(drain_s)
-
     async def _retire(self) -> None:
         """End once each open connection has got its next response, which closes it."""
         self._service.is_retiring = True
@@ -180,7 +136,7 @@ class WorkerServer(DrainingServer):
         self._service.drain()
         self.should_exit = True
 
-    async def _set_peers_ready(self) -> None:
+    def _set_peers_ready(self) -> None:
         if self._service.not_ready_code == "loading":
             self._service.not_ready_code = None
 

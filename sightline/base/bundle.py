@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sightline.base.errors import UsageError
+from sightline.base.errors import CommandError, UsageError
 
 SCHEMA_VERSION = 5
 MANIFEST = "manifest.json"
@@ -33,7 +33,7 @@ VectorPooling = Literal["mean", "first", "last", "max"]
 TrainingUnit = Literal["sentence", "text"]
 
 
-class BundleError(Exception):
+class BundleError(CommandError):
     """A bundle cannot be served. The message states the reason and the remedy."""
 
 
@@ -558,20 +558,6 @@ class Manifest(_Part):
         """SHA-256 over the names and hashes of all files in the bundle."""
         lines = "".join(f"{record.sha256}  {name}\n" for name, record in sorted(self.files.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
-
-    @field_validator("chat", mode="before")
-    @classmethod
-    def _check_chat(cls, chat: object) -> object:
-        if isinstance(chat, dict) and "reply" in chat:
-            raise ValueError("chat templates without their program are no longer supported; export the model again")
-        return chat
-
-    @field_validator("ops", mode="before")
-    @classmethod
-    def _check_ops(cls, ops: object) -> object:
-        if ops == "standard":
-            raise ValueError("graphs of standard operators are no longer supported; export the model again")
-        return ops
 
     @model_validator(mode="after")
     def _check_tasks(self) -> "Manifest":

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -27,7 +27,8 @@ def _open_regular(path: Path) -> Iterator[BufferedReader]:
     """Open a file of a bundle without following symbolic links, and without blocking on a FIFO.
 
     Raises `FileNotFoundError`, or `BundleError` if the file cannot be opened, is not a regular
-    file, or has several hard links, so that it could be changed under another name.
+    file, or has several hard links, so that it could be changed under another name, or if its
+    content raises `ValueError`.
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -45,7 +46,10 @@ def _open_regular(path: Path) -> Iterator[BufferedReader]:
             raise BundleError(
                 f"{path} has {status.st_nlink} hard links; a file of a bundle must have exactly one; copy it"
             )
-        yield file
+        try:
+            yield file
+        except (RecursionError, ValueError) as error:
+            raise BundleError(f"{path} cannot be used: {error}") from None
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -61,8 +65,6 @@ def read_manifest(folder: Path) -> Manifest:
             document = json.loads(file.read().decode())
     except FileNotFoundError:
         raise MissingBundleError(f"{folder} is not a bundle: it has no {MANIFEST}{_similar_bundle(folder)}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path} cannot be read: {error}") from None
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise BundleError(
@@ -73,7 +75,7 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise BundleError(f"{path}: {where}: {first['msg']}") from None
+        raise BundleError(f"{path}: {where}: {first['msg']}; export the model again") from None
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
@@ -85,19 +87,28 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     """
     dense = () if manifest.embedding is None else manifest.embedding.dense
     files = [*(graph.file for graph in manifest.graphs), *(layer.file for layer in dense)]
-    for name in (*files, manifest.source_tokenizer, manifest.target_tokenizer):
-        _check_listed(folder, manifest, name)
+    _check_listed(folder, manifest, [*files, manifest.source_tokenizer, manifest.target_tokenizer])
     for name, record in manifest.files.items():
         _check_file(folder / name, record)
-    tensors = set[ExternalTensor]().union(*(_external_tensors(folder / graph.file) for graph in manifest.graphs))
-    for name in sorted({tensor.file for tensor in tensors}):
-        _check_listed(folder, manifest, name)
-        _check_finite(folder / name, [tensor for tensor in tensors if tensor.file == name])
+    tensors = set[ExternalTensor]()
+    for graph in manifest.graphs:
+        with _open_regular(folder / graph.file) as file:
+            tensors |= external_tensors(file.read())
+    external = sorted({tensor.file for tensor in tensors})
+    _check_listed(folder, manifest, external)
+    for path in (folder / name for name in external):
+        with _open_regular(path):
+            is_finite = are_finite(path, [tensor for tensor in tensors if tensor.file == path.name])
+        if not is_finite:
+            raise BundleError(f"{path} has weights that are not finite numbers; export the bundle again")
 
 
-def _check_listed(folder: Path, manifest: Manifest, name: str) -> None:
-    if name not in manifest.files:
-        raise BundleError(f"{folder / MANIFEST} does not list {name!r}, which the bundle uses; export the bundle again")
+def _check_listed(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    for name in names:
+        if name not in manifest.files:
+            raise BundleError(
+                f"{folder / MANIFEST} does not list {name!r}, which the bundle uses; export the bundle again"
+            )
 
 
 def _check_file(path: Path, record: FileRecord) -> None:
@@ -109,23 +120,6 @@ def _check_file(path: Path, record: FileRecord) -> None:
         raise BundleError(f"{path} cannot be read: {error.strerror}") from None
     if not is_same:
         raise BundleError(f"{path} does not match the SHA-256 in the manifest; copy or export the bundle again")
-
-
-def _external_tensors(path: Path) -> set[ExternalTensor]:
-    try:
-        with _open_regular(path) as file:
-            return external_tensors(file.read())
-    except ValueError as error:
-        raise BundleError(f"{path} cannot be used: {error}") from None
-
-
-def _check_finite(path: Path, tensors: Sequence[ExternalTensor]) -> None:
-    try:
-        is_finite = are_finite(path, tensors)
-    except ValueError as error:
-        raise BundleError(f"{path} cannot be used: {error}") from None
-    if not is_finite:
-        raise BundleError(f"{path} has weights that are not finite numbers (NaN or infinity); export the bundle again")
 
 
 def read_bundle(folder: Path) -> Manifest:

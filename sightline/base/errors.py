@@ -1,30 +1,20 @@
-"""Exit statuses of all commands, and errors with the status of each."""
+"""Exit statuses of all commands (docs/reference/cli.md), and errors with the status of each."""
 
 import sys
 from collections.abc import Collection
 
 EXIT_FAILED = 1  # the work failed
-EXIT_USAGE = 2
+EXIT_USAGE = 2  # the arguments can never work
 EXIT_CANNOT_SERVE = 3  # also uvicorn's status if the port is taken; a restart does not help
-EXIT_LAGGED = 4
-EXIT_WORSE = 5
+EXIT_LAGGED = 4  # a load test was itself too slow
+EXIT_WORSE = 5  # a load test found a figure that became worse
 EXIT_SIGNAL = 128  # plus the number of the signal, as in shells
 EXIT_INTERRUPTED = EXIT_SIGNAL + 2
 EXIT_BROKEN_PIPE = EXIT_SIGNAL + 13
-# For the documentation.
-EXIT_STATUSES = {
-    0: "The command is done. For `serve`: a signal ended the service.",
-    EXIT_FAILED: "The work failed: a file is damaged, a text is too long, a verification found a difference, or memory "
-    "or disk or the network failed. For `serve`: the engine failed, or a second signal cut the shutdown short.",
-    EXIT_USAGE: "The command can never work as it is given: an option is unknown, a value is not allowed, options or "
-    "settings contradict each other or the model, a file or bundle that an argument names is missing, or a library "
-    "is not installed.",
-    EXIT_CANNOT_SERVE: "Only `serve`: no bundle can be served, or the address cannot be used.",
-    EXIT_LAGGED: "Only `load`: the run is invalid, because the load test itself was too slow or failed.",
-    EXIT_WORSE: "Only `load`: a figure became worse, between two runs or during a soak.",
-    EXIT_INTERRUPTED: "Ctrl-C ended the command.",
-    EXIT_BROKEN_PIPE: "The reader of the output has ended.",
-}
+
+
+class CommandError(Exception):
+    """A command cannot do its work. The message states the reason and the way out."""
 
 
 class UsageError(ValueError):

@@ -25,7 +25,6 @@ from sightline.base.errors import UsageError, did_you_mean
 
 KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}  # in words
 UNITS = {"_s": "SECONDS", "_bytes": "BYTES", "_tokens": "TOKENS"}  # by the end of a name
-TEXTS_OF_BOOLEANS = ("true", "false", "yes", "no", "on", "off", "0", "1")
 STATES_DEFAULT = re.compile(r"\(default|Default: ")
 DEFAULT_IN_WORDS = re.compile(r" \(default: (.+)\)$", re.DOTALL)  # at the end of a description
 TOML_WIDTH = 100  # of comments
@@ -70,19 +69,24 @@ AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str], kind: type[AnyOptions]) -> AnyOptions:
     """Return the options in the words of a command line, or end the program with an error."""
-    return parse_with(parser, words, kind)[0]
+    return parse_with(parser, words, kind, kind, ())[0]
 
 
 def parse_with(
-    parser: argparse.ArgumentParser, words: Sequence[str], kind: type[AnyOptions], others: Collection[str] = ()
+    parser: argparse.ArgumentParser,
+    words: Sequence[str],
+    kind: type[AnyOptions],
+    other: type[Options],
+    names: Collection[str],
 ) -> tuple[AnyOptions, dict[str, Any]]:
-    """Return the options in the words of a command line, and unchecked values of other flags that
-    the parser has, or end the program with an error.
+    """Return the options in the words of a command line, and unchecked values of those of another
+    class with some names, or end the program with an error.
     """
+    add_options(parser, other, names)
     add_options(parser, kind)
-    values = read_words(parser, words)
+    values = vars(parser.parse_args(words))
     try:
-        return check(kind, given_flags(kind, values)), {name: values[name] for name in others if name in values}
+        return check(kind, given_flags(kind, values)), {name: values[name] for name in names if name in values}
     except UsageError as error:
         parser.error(str(error))
 
@@ -121,18 +125,6 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options], names: Col
         parser.epilog = "\n\n".join(filter(None, (parser.epilog, example)))
 
 
-def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, Any]:
-    """Return the values in the words of a command line by the names of the options."""
-    switches = {flag: action for flag, action in parser._option_string_actions.items() if action.nargs == 0}
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        flag, _, value = word.partition("=")
-        if flag in switches and (value or following).lower() in TEXTS_OF_BOOLEANS:
-            flags = switches[flag].option_strings
-            way = f"use {' or '.join(flags)}" if len(flags) > 1 else f"give {flag}, or leave it out"
-            parser.error(f"{flag} takes no value, got {value or following}; {way}")
-    return vars(parser.parse_args(words))
-
-
 def given_flags(kind: type[Options], values: Mapping[str, Any]) -> Given:
     """Return the values that the flags of a class have."""
     fields = {name: field for name, field in fields_of(kind).items() if values.get(name) is not None}
@@ -147,7 +139,8 @@ def given_variables(kind: type[Options], environment: Mapping[str, str]) -> Give
     names = {env_name(kind, name): name for name in fields_of(kind)}
     for variable in sorted(environment):
         if variable.upper().startswith(kind.prefix) and variable not in names:
-            raise UsageError(f"unknown setting: {variable}{did_you_mean(variable, names)}")
+            hint = did_you_mean(variable, names) or "; the changelog names what replaced settings of earlier versions"
+            raise UsageError(f"unknown setting: {variable}{hint}")
     return {name: (variable, environment[variable]) for variable, name in names.items() if variable in environment}
 
 

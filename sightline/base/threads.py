@@ -5,35 +5,16 @@ during a long load can end the process at once.
 """
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
 
 async def run_in_daemon_thread(work: Callable[[], T]) -> T:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(set_outcome: Callable[[Any], None], outcome: Any) -> None:
-        if not future.done():  # the caller may have been cancelled
-            set_outcome(outcome)
-
-    def run() -> None:
-        set_outcome: Callable[[Any], None] = future.set_result
-        outcome: Any
-        try:
-            outcome = work()
-        except BaseException as error:
-            set_outcome, outcome = future.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(deliver, set_outcome, outcome)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(_start([work], "load-async")[0])
 
 
 def run_within(work: Callable[[], T], seconds: float) -> T:
@@ -41,16 +22,7 @@ def run_within(work: Callable[[], T], seconds: float) -> T:
 
     Raises `TimeoutError` if it takes longer. The thread goes on, because threads cannot be ended.
     """
-    outcome: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, name="load-one", daemon=True).start()
-    return outcome.result(seconds)
+    return _start([work], "load-one")[0].result(seconds)
 
 
 def run_in_threads(functions: Sequence[Callable[[], T]], num_threads: int) -> list[T]:
@@ -61,25 +33,22 @@ def run_in_threads(functions: Sequence[Callable[[], T]], num_threads: int) -> li
     """
     if num_threads == 1 or len(functions) <= 1:
         return [function() for function in functions]
-    remaining = iter(list(enumerate(functions)))  # `next` of a list's iterator is atomic
-    results: dict[int, T] = {}
-    errors: dict[int, BaseException] = {}
+    return [outcome.result() for outcome in _start(functions, "load", num_threads)]
+
+
+def _start(functions: Sequence[Callable[[], T]], name: str, num_threads: int = 1) -> list[Future[T]]:
+    """Call functions in daemon threads, and return their outcomes in order."""
+    outcomes = [Future[T]() for _ in functions]
+    remaining = iter(list(zip(outcomes, functions, strict=True)))  # `next` of a list's iterator is atomic
 
     def run() -> None:
-        for index, function in remaining:
-            try:
-                results[index] = function()
-            except BaseException as error:
-                errors[index] = error
+        for outcome, function in remaining:
+            if outcome.set_running_or_notify_cancel():
+                try:
+                    outcome.set_result(function())
+                except BaseException as error:
+                    outcome.set_exception(error)
 
-    threads = [
-        threading.Thread(target=run, name=f"load-{number}", daemon=True)
-        for number in range(min(num_threads, len(functions)))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[min(errors)]
-    return [results[index] for index in range(len(functions))]
+    for number in range(min(num_threads, len(functions))):
+        threading.Thread(target=run, name=f"{name}-{number}", daemon=True).start()
+    return outcomes

@@ -3,25 +3,21 @@
 import gc
 import secrets
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from sightline import __version__
 from sightline.base.bundle import MANIFEST, BundleError
+from sightline.base.errors import UsageError
 from sightline.client.transport import Request, SightlineError
 from sightline.service.api.endpoint import EventStream, to_json
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import paths_of, validate
 from sightline.service.inference.call import Call
-from sightline.service.inference.changes import NoPeers
-from sightline.service.inference.service import Service
-from sightline.service.loading import load_backend
-from sightline.service.metrics import Metrics
-from sightline.service.runtime.runner import RuntimeUnavailableError
-from sightline.service.settings import ALL_MODELS, NO_LIMITS, make_settings
+from sightline.service.loading import open_service
+from sightline.service.settings import NO_LIMITS, make_settings
 from sightline.service.tasks import attention, classify, encode, generate, rerank, tag, translate
 
 TASKS = (attention, classify, encode, generate, rerank, tag, translate)
@@ -33,17 +29,14 @@ class LocalTransport:
 
     def __init__(self, bundles: Path, threads: int) -> None:
         """Load a bundle, or prepare those of a folder, which are loaded on their first use."""
-        folder = bundles.resolve()
-        chosen: dict[str, Any] = {"bundles": folder, "lazy_models": ALL_MODELS}
-        if (folder / MANIFEST).is_file():
-            chosen = {"bundles": folder.parent, "only": (folder.name,), "default_model": "", "strict_loading": True}
+        bundle = bundles if (bundles / MANIFEST).is_file() else None
         try:
-            settings = make_settings({**NO_LIMITS, **chosen, "threads": threads}, {})
-            self._service = Service(settings, Metrics(__version__), NoPeers())
-            self._backend = load_backend(settings, self._service.metrics.for_model)
-        except (BundleError, RuntimeUnavailableError) as error:
+            folder = {} if bundle else {"bundles": bundles.resolve()}
+            self._service = open_service(make_settings({**NO_LIMITS, **folder, "threads": threads}, {}), bundle)
+        except (BundleError, UsageError) as error:
             raise SightlineError(None, "cannot_load", str(error)) from error
         gc.unfreeze()  # a service keeps its objects until its end, but this process has others
+        self._is_started = False
 
     async def send(self, request: Request[Any]) -> Any:
         with self._call() as call:
@@ -61,19 +54,17 @@ class LocalTransport:
     @contextmanager
     def _call(self) -> Iterator[Call]:
         """Yield a call; its errors become those of the client."""
-        call = Call(self._service, secrets.token_hex(12))
-        try:
-            yield call
-        except ApiError as error:
-            message = complete_message(error.message(call.field_names), error.param(call.field_names))
-            raise SightlineError(error.kind.status, error.code, message, call.request_id) from None
-        finally:
-            call.close()
+        with closing(Call(self._service, secrets.token_hex(12))) as call:
+            try:
+                yield call
+            except ApiError as error:
+                message = complete_message(error.message(call.field_names), error.param(call.field_names))
+                raise SightlineError(error.kind.status, error.code, message, call.request_id) from None
 
     async def _respond(self, call: Call, request: Request[Any]) -> Any:
-        if not self._service.is_loaded:
-            self._backend.worker.start()
-            self._service.attach(self._backend)
+        if not self._is_started:
+            self._is_started = True
+            self._service.worker.start()
         endpoint = ENDPOINTS[request.path]
         assert endpoint.body_type is not None
         call.field_names = paths_of(endpoint.body_type)

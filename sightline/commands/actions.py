@@ -6,11 +6,10 @@ from types import ModuleType
 
 from pydantic import BaseModel
 
-from sightline.base.bundle import BundleError
-from sightline.base.errors import exit_status, fail
+from sightline.base.errors import CommandError, exit_status, fail
 from sightline.base.options import Options, parse
 from sightline.base.parser import Parser
-from sightline.export.import_errors import VerificationError, one_line
+from sightline.export.import_errors import one_line
 from sightline.export.limits import out_of_memory
 from sightline.export.options import (
     AlignOptions,
@@ -43,7 +42,7 @@ def run_action(action: Callable[[], BaseModel]) -> int:
     """Run an action, print its result or error, and return the exit code."""
     try:
         record = action()
-    except (OSError, ValueError, BundleError, VerificationError) as error:
+    except (CommandError, OSError, ValueError) as error:
         return fail(one_line(error), exit_status(error))
     except MemoryError:
         return fail(out_of_memory())

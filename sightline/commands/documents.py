@@ -2,17 +2,17 @@
 
 import asyncio
 import hashlib
-import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, fail
-from sightline.commands.bundles import service_of_all
+from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError, UsageError, fail
+from sightline.commands.output import Progress
 from sightline.service.api_errors import ApiError
 from sightline.service.inference.call import Call
 from sightline.service.inference.documents import sample_of
@@ -55,7 +55,7 @@ def translate_documents(
     """Translate documents into languages, and return the exit code.
 
     Without a `source` language, that of each document is detected if the models read several.
-    Raises `UsageError`, and the errors of `service_of_all`.
+    Raises `UsageError`, and the errors of `open_service`.
     """
     languages = [tag.strip() for tag in to.split(",")]
     if not all(tag.replace("-", "").replace("_", "").isalnum() for tag in languages):
@@ -83,7 +83,9 @@ def translate_documents(
         wanted.update({target: (path, language) for target, path in targets.items()})
     if not wanted:
         return 0
-    service = service_of_all(bundle, settings)
+    from sightline.service.loading import open_service  # imports ONNX Runtime
+
+    service = open_service(settings, bundle)
     if not any(model.manifest.languages for model in service.models.values()):
         raise UsageError(
             f"{bundle or settings.bundles} has no model that translates; see `sightline models get --help`"
@@ -101,6 +103,8 @@ def translate_documents(
                     code = fail(f"{path} {error}", EXIT_FAILED)
                 except ApiError as error:
                     code = fail(f"{path}: {error.message(FLAGS)}", EXIT_FAILED)
+                except (CommandError, UsageError) as error:
+                    code = fail(error, EXIT_FAILED)
         finally:
             await service.worker.stop(0.0)
         return code
@@ -114,66 +118,37 @@ def translate_documents(
 async def _translate_document(
     service: Service, source: Path, target: Path, requested: dict[str, Any], glossary: Mapping[str, str]
 ) -> None:
-    """Translate a document between the languages that are requested; texts that an earlier run
-    translated are in a second file until it is complete.
-    """
+    """Translate a document between the languages that are requested, or continue an earlier run."""
     if source.stat().st_size > MAX_BYTES:
         raise DocumentError(f"has more than {MAX_BYTES // 2**20} MiB; divide it")
     data = source.read_bytes()
     document = read_document(source.name, data)
     steps = await _steps(service, document, requested)
-    digests = [step.model.manifest.digest for step in steps]
-    sha256 = hashlib.sha256(data).hexdigest()
-    identity = json.dumps([sha256, digests, requested, dict(glossary)])
-    progress = target.with_name(f"{target.name}.progress")
-    done = _read_progress(progress, identity)
-    if not done:
-        progress.write_text(f"{identity}\n", encoding="utf-8")
+    inputs = requested | {
+        "document": hashlib.sha256(data).hexdigest(),
+        "models": [step.model.manifest.digest for step in steps],
+        "glossary": dict(glossary),
+    }
     total = sum(len(text.text) for text in document.texts)
     with (
-        progress.open("a", encoding="utf-8") as record,
+        Progress(target, inputs) as progress,
         tqdm(total=total, desc=target.name, unit="character", unit_scale=True, disable=None) as bar,
     ):
+        done = [TranslatedText(text, [PlacedMark(*mark) for mark in marks]) for text, marks in progress.done]
         bar.update(sum(len(text.text) for text in document.texts[: len(done)]))
         for group in groups_of(document.texts[len(done) :]):
-            call = Call(service, "translate")
-            try:
-                record_of_call = UsageRecord(call)
-                translated = await translate_marked(call, steps, group, record_of_call, glossary)
-            finally:
-                call.close()
+            with closing(Call(service, "translate")) as call:
+                translated = await translate_marked(call, steps, group, UsageRecord(call), glossary)
             results = [best for best, *_ in translated]
-            lines = [json.dumps([each.text, [astuple(mark) for mark in each.marks]]) for each in results]
-            record.write("".join(f"{line}\n" for line in lines))
-            record.flush()
+            progress.write([[each.text, [astuple(mark) for mark in each.marks]] for each in results])
             done += results
             bar.update(sum(len(text.text) for text in group))
-    partial = target.with_name(f"{target.name}.new")
-    partial.write_bytes(document.write(done, requested["target_language"]))
-    partial.replace(target)
-    progress.unlink()
+        progress.finish(document.write(done, requested["target_language"]))
 
 
 async def _steps(service: Service, document: Document, requested: dict[str, Any]) -> list[TranslationStep]:
     """Return the models that translate a document one after the other."""
-    call = Call(service, "translate")
-    try:
+    with closing(Call(service, "translate")) as call:
         languages = {**requested, "source_language": requested["source_language"] or AUTO}
         [(_, route)] = await routes_of(call, [sample_of(document)], languages)
         return await load_steps(call, route, requested)
-    finally:
-        call.close()
-
-
-def _read_progress(path: Path, identity: str) -> list[TranslatedText]:
-    """Return the translations that a file has, if they are of the same document and model; the file
-    loses what is incomplete.
-    """
-    if not path.exists():
-        return []
-    first, *lines = path.read_text(encoding="utf-8").split("\n")
-    if first != identity:
-        return []
-    complete = lines[:-1]  # a line that was not written as a whole has no end
-    path.write_text("".join(f"{line}\n" for line in [first, *complete]), encoding="utf-8")
-    return [TranslatedText(text, [PlacedMark(*mark) for mark in marks]) for text, marks in map(json.loads, complete)]

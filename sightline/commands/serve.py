@@ -13,6 +13,7 @@ from sightline.base.bundle_files import read_manifest, sha256_of
 from sightline.base.errors import EXIT_USAGE, UsageError, did_you_mean, fail
 from sightline.base.options import Options, Shown, add_options
 from sightline.base.parser import Parser
+from sightline.commands.bundles import bundle_name
 from sightline.service.__main__ import main
 from sightline.service.discovery import find_bundles
 from sightline.service.settings import Settings
@@ -128,12 +129,9 @@ def find_source(word: str, bundles: Path, present: Mapping[str, str]) -> Source:
     if word == path.name and (word in present or (bundles / word / MANIFEST).exists()):
         return Source(word, present.get(word, word))
     from sightline.export.sources.catalogue import CATALOGUE
-    from sightline.export.sources.download import parse_repository
     from sightline.export.sources.firefox.published import PREFIX
 
-    if word in CATALOGUE:
-        return Source(word, word, ("models", "get", word))
-    if word and path.exists():
+    if word and word not in CATALOGUE and path.exists():
         resolved = path.resolve()
         if (path / MANIFEST).exists():
             return Source(word, resolved.name, bundle=None if resolved.parent == bundles.resolve() else resolved)
@@ -141,14 +139,13 @@ def find_source(word: str, bundles: Path, present: Mapping[str, str]) -> Source:
             raise UsageError(f"{word} is a folder of bundles; serve it with --bundles {word}")
         name = resolved.stem if resolved.suffix == ".gguf" else resolved.name
         return Source(word, name, ("export", str(path)))
-    if word.startswith(PREFIX):
-        return Source(word, word.replace(PREFIX, "firefox-").lower(), ("models", "get", word))
-    if word.count("/") != 1 or word[0] in "./~" or path.suffix == ".gguf":
+    is_published = word in CATALOGUE or word.startswith(PREFIX)
+    if not is_published and (word.count("/") != 1 or word[0] in "./~" or path.suffix == ".gguf"):
         raise UsageError(
             f"{word} is neither a file or folder, nor a bundle in {bundles}, nor a name of the catalogue "
             f"({', '.join(CATALOGUE)}), nor OWNER/NAME of a hub{did_you_mean(word, [*present, *CATALOGUE])}"
         )
-    return Source(word, parse_repository(word).name.partition("/")[2], ("models", "get", word))
+    return Source(word, bundle_name(word), ("models", "get", word))
 
 
 def _differs(source: Source, folder: Path) -> bool:

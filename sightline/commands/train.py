@@ -10,7 +10,7 @@ from annotated_types import Ge
 from pydantic import Field, model_validator
 
 from sightline.base.errors import EXIT_INTERRUPTED, Interrupted, UsageError, fail, is_out_of_memory
-from sightline.base.options import Options, Shown, add_options, check, given_flags, parse, read_words
+from sightline.base.options import Options, Shown, add_options, check, given_flags, parse
 from sightline.base.parser import Parser
 from sightline.export.training_check import check_tokenizer, read_checkpoint
 from sightline.model.data.formats import PAIR_TASKS
@@ -87,19 +87,16 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
     parser.description = f"{parser.description}\n\n{RESUME}"
     parser.usage = "%(prog)s DATA --run RUN [OPTION ...]"
     parser.epilog = f"formats of the files of DATA: {formats_of(task)}\n\n{parser.epilog}"
-    values = read_words(parser, words)
+    values = vars(parser.parse_args(words))
     try:
         folders = check(FolderOptions, given_flags(FolderOptions, values))
         flags = given_flags(kind, values)
         check(kind, flags)
-    except UsageError as error:
-        parser.error(str(error))
-    try:
         keys = {} if folders.config is None else read_keys(folders.config, task)
         check(kind, keys)  # also values that flags override
+        options = check(kind, keys, flags)
     except UsageError as error:
-        return fail(error)
-    options = check(kind, keys, flags)
+        parser.error(str(error))
     if folders.print_config:
         sys.stdout.write(options_to_toml(options))
         return 0

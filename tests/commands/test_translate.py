@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,6 @@ from sightline.__main__ import main
 from sightline.base.bundle import BundleError, Coverage
 from sightline.base.bundle_files import read_manifest, write_manifest
 from sightline.commands import documents, translate
-from sightline.commands.output import OutputFile
 from sightline.service.engine.engine import Engine
 from sightline.service.inference import translation
 from sightline.service.inference.service import Backend
@@ -160,7 +159,7 @@ def test_an_output_file_is_written_and_never_overwritten(translated: Translate, 
     assert translated(LINES, "--out", str(out)) == (0, "", "")
     assert out.read_text(encoding="utf-8") == translated()[1]
     assert not (tmp_path / "out.progress").exists()
-    error = f"error: {out} exists and is no unfinished translation; remove it or choose another --out\n"
+    error = f"error: {out} exists; remove it or choose another --out\n"
     assert translated(LINES, "--out", str(out)) == (2, "", error)
 
 
@@ -178,11 +177,14 @@ def kill_after(translated: Translate, out: Path, num_lines: int, torn: bytes = b
         patch.setattr(translate, "translate_into", die)
         with contextlib.suppress(SystemExit):
             translated(LINES, "--out", str(out))
-    out.write_bytes(b"".join(complete.splitlines(keepends=True)[:num_lines]) + torn)
+    with out.with_name("out.progress").open("ab") as file:
+        for line in complete.decode().split("\n")[:num_lines]:
+            file.write(json.dumps(line).encode() + b"\n")
+        file.write(torn)
     return complete
 
 
-@pytest.mark.parametrize(("num_lines", "torn"), [(0, b""), (0, b"Ei"), (1, b""), (3, "Zo\xeb".encode()[:-1]), (5, b"")])
+@pytest.mark.parametrize(("num_lines", "torn"), [(0, b""), (0, b'"Ei'), (1, b""), (3, b'"Zo'), (5, b"")])
 def test_a_killed_run_is_continued_after_its_complete_lines(
     translated: Translate, tmp_path: Path, num_lines: int, torn: bytes
 ) -> None:
@@ -197,9 +199,9 @@ def test_a_killed_run_is_continued_after_its_complete_lines(
 def test_a_run_with_another_source_model_or_option_continues_nothing(
     translated: Translate, bundle: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
+    out, progress = tmp_path / "out", tmp_path / "out.progress"
     kill_after(translated, out, 2)
-    begun = out.read_bytes()
+    begun = progress.read_bytes()
     other = Path(shutil.copytree(bundle, tmp_path / "other"))
     manifest = read_manifest(other)
     files = {**manifest.files, "more": next(iter(manifest.files.values()))}
@@ -212,109 +214,24 @@ def test_a_run_with_another_source_model_or_option_continues_nothing(
         ([*LINES, "more"], ("--beams", "2"), bundle, "source and number of beams"),
     ):
         code, _, errors = translated(lines, "--out", str(out), *options, folder=folder)
-        assert (code, out.read_bytes()) == (2, begun)
-        assert errors == (
-            f"error: {out} was begun with another {changed}; remove it to start again, or choose another --out\n"
-        )
-
-
-def test_an_output_with_more_lines_than_the_source_is_not_continued(translated: Translate, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    kill_after(translated, out, 5, b"one\ntwo\n")
-    error = f"error: {out} has 7 lines, more than the 5 of {tmp_path}/source; remove it to start again\n"
-    assert translated(LINES, "--out", str(out)) == (2, "", error)
+        assert (code, progress.read_bytes()) == (2, begun)
+        way = f"remove {progress} to start again, or choose another --out"
+        assert errors == f"error: {out} was begun with another {changed}; {way}\n"
+    progress.write_text("{}\n")
+    assert "was begun with another program; remove" in translated(LINES, "--out", str(out))[2]
 
 
 def test_two_processes_do_not_write_one_file(translated: Translate, tmp_path: Path) -> None:
     out = tmp_path / "out"
     kill_after(translated, out, 1)
-    with out.open("ab") as file:
+    with (tmp_path / "out.progress").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         error = f"error: {out} is being written by another process; choose another --out\n"
         assert translated(LINES, "--out", str(out)) == (1, "", error)
 
 
-BEGIN = """
-import sys
-from pathlib import Path
-from sightline.commands.output import OutputBusyError, OutputError, OutputFile
-
-path, source, *lines = sys.argv[1:]
-try:
-    with OutputFile(Path(path), {"source": source}) as output:
-        print(output.num_done, flush=True)
-        sys.stdin.readline()
-        output.write(lines)
-        if not lines:
-            raise RuntimeError("nothing could be translated")
-except (OutputBusyError, OutputError) as error:
-    sys.exit(str(error))
-except RuntimeError:
-    pass
-"""
-
-
-@contextlib.contextmanager
-def begun(out: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that opens an output file, waits for a line and then writes lines."""
-    command = [sys.executable, "-c", BEGIN, str(out), *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        yield process
-
-
-def test_a_second_process_does_not_touch_the_record_of_the_first(tmp_path: Path) -> None:
-    out, record = tmp_path / "out", tmp_path / "out.progress"
-    with begun(out, "first", "one", "two") as first:
-        assert first.stdout is not None and first.stdout.readline() == "0\n"
-        for _ in range(2):  # the file is empty, so both processes would begin it
-            with begun(out, "second", "three") as second:
-                error = f"{out} is being written by another process; choose another --out\n"
-                assert (second.communicate("\n"), second.returncode) == (("", error), 1)
-            assert json.loads(record.read_text()) == {"source": "first"}
-        assert first.communicate("\n") == ("", "")
-    assert (out.read_text(), sorted(os.listdir(tmp_path))) == ("one\ntwo\n", ["out", "out.progress"])
-    with begun(out, "second") as second:
-        assert second.communicate("\n")[1].startswith(f"{out} was begun with another source; remove it")
-    with begun(out, "first", "three") as third:
-        assert third.communicate("\n") == ("2\n", "")
-    assert out.read_text() == "one\ntwo\nthree\n"
-
-
-def test_a_process_that_fails_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
-    with begun(tmp_path / "out", "first") as first:
-        assert first.communicate("\n") == ("0\n", "")
-    assert os.listdir(tmp_path) == []
-    with begun(tmp_path / "out", "second", "one") as second:
-        assert second.communicate("\n") == ("0\n", "")
-    assert json.loads((tmp_path / "out.progress").read_text()) == {"source": "second"}
-
-
-def test_a_file_that_was_removed_before_it_was_locked_is_created_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, removals, lock = tmp_path / "out", iter([True, False]), fcntl.flock
-
-    def remove_first(file: Any, operation: int) -> None:
-        if next(removals):
-            out.unlink()
-        lock(file, operation)
-
-    monkeypatch.setattr(fcntl, "flock", remove_first)
-    with OutputFile(out, {"source": "first"}) as output:
-        output.write(["one"])
-    assert next(removals, None) is None and out.read_text() == "one\n"
-
-
-def test_a_record_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
-    (tmp_path / "out.progress.new").mkdir()
-    with pytest.raises(IsADirectoryError):
-        OutputFile(tmp_path / "out", {"source": "first"})
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_source_is_not_the_output(translated: Translate, tmp_path: Path) -> None:
-    error = f"error: {tmp_path}/source is the file to translate; choose another --out\n"
+    error = f"error: {tmp_path}/source exists; remove it or choose another --out\n"
     assert translated(LINES, "--out", str(tmp_path / "source")) == (2, "", error)
     assert (tmp_path / "source").read_text(encoding="utf-8").startswith(LINES[0])
 
@@ -443,7 +360,7 @@ def test_an_engine_that_fails_is_an_error_that_keeps_the_lines_before(
     code, _, errors = translated(["", *LINES], "--out", str(tmp_path / "out"))
     assert code == 1
     assert f"error: line 2 of {tmp_path}/source: " in errors
-    assert (tmp_path / "out").read_text() == "\n"
+    assert (tmp_path / "out.progress").read_text().splitlines()[1:] == ['""']
 
 
 def test_an_interrupted_run_says_how_to_continue(
@@ -454,10 +371,10 @@ def test_an_interrupted_run_says_how_to_continue(
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(translate, "translate_line", interrupt)
+        patch.setattr(translate.LineTranslator, "translate_line", interrupt)
         code, _, errors = translated(LINES, "--out", str(out))
     assert code == 130
-    assert errors.endswith(f"error: interrupted; {out} has 0 of 5 lines, and the same command continues after them\n")
+    assert errors.endswith("error: interrupted after 0 of 5 lines; the same command continues\n")
     assert translated(LINES, "--out", str(out))[0] == 0
 
 
@@ -522,6 +439,9 @@ def test_a_failure_removes_only_what_the_command_has_created(
     assert main(["translate", str(tmp_path / "source2"), "--bundle", str(bundle), "--out", str(out)]) == 1
     assert os.path.lexists(out) and out.is_symlink() == (kind != "empty file")
     assert not (tmp_path / "out.progress").exists()
+    monkeypatch.undo()
+    assert main(["translate", str(tmp_path / "source2"), "--bundle", str(bundle), "--out", str(out)]) == 0
+    assert out.read_text().count("\n") == 1 and out.is_symlink() == (kind != "empty file")
 
 
 def test_documents_are_translated_beside_or_into_a_folder_and_continued(

@@ -68,20 +68,19 @@ def test_the_command_and_both_apis_translate_a_text_as_its_sentences_one_by_one(
 def test_a_killed_translation_is_continued_and_gives_the_same(
     shipped: RunningServer, sentences: list[str], tmp_path: Path
 ) -> None:
-    source, out = tmp_path / "source.en", tmp_path / "out.de"
+    source, out, progress = tmp_path / "source.en", tmp_path / "out.de", tmp_path / "out.de.progress"
     sentences = sentences[::2]
     source.write_text("".join(f"{line}\n" for line in sentences), encoding="utf-8")
     command = [*COMMAND, str(source), "--out", str(out)]
     with subprocess.Popen(command) as running:
-        while not out.exists() or out.stat().st_size < 2000:
+        while not progress.exists() or progress.stat().st_size < 2000:
             assert running.poll() is None
             time.sleep(0.002)
         running.kill()
     assert running.returncode == -signal.SIGKILL
-    begun = out.read_bytes()
-    assert 0 < begun.count(b"\n") < len(sentences)
+    begun = [json.loads(line) for line in progress.read_bytes().split(b"\n")[1:-1]]
+    assert not out.exists() and 0 < len(begun) < len(sentences)
     done = subprocess.run(command, capture_output=True, check=True, text=True)
-    num_lines = begun.count(b"\n")
-    assert done.stderr == f"continuing {out} after line {num_lines}\n"
-    assert out.read_bytes().startswith(begun)
-    assert out.read_text(encoding="utf-8").split("\n")[:-1] == served(shipped, sentences)
+    assert done.stderr == f"continuing {out} after line {len(begun)}\n"
+    lines = out.read_text(encoding="utf-8").split("\n")[:-1]
+    assert lines[: len(begun)] == begun and lines == served(shipped, sentences)

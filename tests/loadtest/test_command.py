@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -279,8 +280,7 @@ def test_a_wrong_line_of_prompts_is_named(
 ) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(line + "\n", encoding="utf-8")
-    with pytest.raises(SystemExit):
-        main(["load", "--prompts", str(file), "--endpoint", endpoint, "--model", "m"])
+    assert main(["load", "--prompts", str(file), "--endpoint", endpoint, "--model", "m"]) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -292,6 +292,6 @@ def test_invalid_arguments_are_rejected_before_any_load(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_status:
-        main(["load", *arguments])
+        sys.exit(main(["load", *arguments]))
     assert exit_status.value.code == 2
     assert complaint in capsys.readouterr().err

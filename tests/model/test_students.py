@@ -69,9 +69,8 @@ def test_translations_continue_after_a_kill_and_a_resumed_run_needs_no_teacher(
     run, teacher = tmp_path / "run", tmp_path / "bundle"
     shutil.copytree(TEACHER, teacher)
     run.mkdir()
-    shutil.copy(student / "teacher.txt.progress", run)
-    lines = (student / "teacher.txt").read_bytes().splitlines(keepends=True)
-    (run / "teacher.txt").write_bytes(b"Zeile\n" + b"".join(lines[1:5]) + lines[5][:7])
+    first, *lines = (student / "teacher.txt.progress").read_bytes().splitlines(keepends=True)
+    (run / "teacher.txt.progress").write_bytes(first + b'"Zeile"\n' + b"".join(lines[1:5]) + lines[5][:7])
     assert train(data, run, "--teacher", str(teacher)) == 0
     assert f"translating {len(lines) - 5} sources with {teacher}" in capsys.readouterr().err
     assert targets_of(run) == ["Zeile", *targets_of(student)[1:]]

@@ -79,8 +79,7 @@ def test_an_alignment_has_a_line_for_each_visible_weight_with_its_strength() -> 
 
 
 def test_a_grid_has_a_map_for_each_head() -> None:
-    layers = [(layer, [(head, MATRIX) for head in (0, 2)]) for layer in (1, 3)]
-    root = parse(heads("All", layers))
+    root = parse(heads("All", (1, 3), (0, 2), np.stack([[WEIGHTS] * 2] * 2)))
     assert texts(root) == ["All", "head 0", "head 2", "layer 1", "layer 3"]
     assert len(list(root.iter(f"{SVG}g"))) == 4
 

@@ -19,9 +19,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from sightline.base.errors import CommandError
 from sightline.service.app import _follow
 from sightline.service.http.access import authorize
-from sightline.service.keys import KeyRing, KeysError, Quota, add_key, read_keys, remove_key
+from sightline.service.keys import KeyRing, Quota, add_key, read_keys, remove_key
 from tests.service.conftest import until
 
 
@@ -83,9 +84,9 @@ def test_a_full_disk_leaves_the_former_keys(small_disk: Callable[[int], Path]) -
     """The disk has space for one file, and a change writes a second one."""
     path = small_disk(4) / "keys.json"
     add_key(path, "alice", "use")
-    with pytest.raises(KeysError, match=re.escape(f"{path} cannot be written: No space left on device")):
+    with pytest.raises(CommandError, match=re.escape(f"{path} cannot be written: No space left on device")):
         add_key(path, "bob", "use")
-    with pytest.raises(KeysError, match="No space left on device"):
+    with pytest.raises(CommandError, match="No space left on device"):
         remove_key(path, "alice")
     assert [one.label for one in read_keys(path)] == ["alice"]
     assert list(path.parent.iterdir()) == [path]
@@ -99,7 +100,7 @@ def test_a_key_may_have_a_quota_and_only_limits_that_are_set_are_written(path: P
     written = [key.get("quota") for key in json.loads(path.read_text(encoding="utf-8"))["keys"]]
     assert written == [{"requests_per_minute": 60, "concurrent_sequences": 2}, None]
     path.write_text(path.read_text(encoding="utf-8").replace('minute": 60', 'minute": 0'), encoding="utf-8")
-    with pytest.raises(KeysError, match=r"quota\.requests_per_minute"):
+    with pytest.raises(CommandError, match=r"quota\.requests_per_minute"):
         read_keys(path)
 
 
@@ -173,7 +174,9 @@ def test_a_file_that_the_user_of_the_service_cannot_read_says_who_that_is(
 ) -> None:
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
     monkeypatch.setattr(os, "geteuid", lambda: 10001)
-    with pytest.raises(KeysError, match=r"Permission denied; this process is user 10001: make it the owner .* `chown`"):
+    with pytest.raises(
+        CommandError, match=r"Permission denied; this process is user 10001: make it the owner .* `chown`"
+    ):
         read_keys(path)
 
 
@@ -228,13 +231,13 @@ KEY = {"label": "a", "role": "use", "sha256": "0" * 64}
 )
 def test_an_invalid_file_is_refused_without_repeating_its_values(path: Path, content: Any, message: str) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(KeysError, match=message) as caught:
+    with pytest.raises(CommandError, match=message) as caught:
         read_keys(path)
     assert "sl-secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("label", ["", "a b", "-a", "ä", "a" * 65, "a\n"])
 def test_a_label_that_logs_and_metrics_cannot_show_is_refused(path: Path, label: str) -> None:
-    with pytest.raises(KeysError, match="a label has 1 to 64 letters"):
+    with pytest.raises(CommandError, match="a label has 1 to 64 letters"):
         add_key(path, label, "use")
     assert not path.exists()

@@ -31,8 +31,8 @@ from sightline.service import loading
 from sightline.service.discovery import find_bundles
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.request import Event, Generated, GenerateRequest
-from sightline.service.inference.changes import NoPeers
-from sightline.service.inference.service import Backend, Service
+from sightline.service.inference.changes import new_service
+from sightline.service.inference.service import Backend
 from sightline.service.loading import _prefix_cache_share, load_backend
 from sightline.service.metrics import Metrics
 from sightline.service.parameters import GenerateParameters
@@ -243,7 +243,7 @@ def test_an_invalid_bundle_is_rejected_with_the_reason(
 def test_a_bundle_of_standard_operators_is_not_supported(folder: Path) -> None:
     path = folder / "toy" / "manifest.json"
     path.write_text(path.read_text(encoding="utf-8").replace('"contrib"', '"standard"'), encoding="utf-8")
-    message = "graphs of standard operators are no longer supported; export the model again"
+    message = "Input should be 'contrib'; export the model again"
     with pytest.raises(BundleError, match=f"{re.escape(str(path))}: ops: .*{message}"):
         load(folder, strict_loading=True)
 
@@ -252,7 +252,7 @@ def test_a_bundle_of_standard_operators_is_not_supported(folder: Path) -> None:
     ("chat", "message"),
     [
         ({"program": "{% for"}, "toy: the chat template cannot be used: it is not valid Jinja"),
-        ({"user": "{}", "reply": ""}, "chat templates without their program are no longer supported; export the model"),
+        ({"user": "{}", "reply": ""}, "chat.program: Field required; export the model again"),
     ],
 )
 def test_a_chat_template_that_cannot_be_used_is_named(folder: Path, chat: Any, message: str) -> None:
@@ -756,7 +756,7 @@ def test_memory_for_states_is_reserved_for_lazy_models(folder: Path) -> None:
     settings = Settings(bundles=folder, threads=1, max_state_bytes=3 * 10 * row, lazy_models="a,b")
     backend = load_backend(settings, observer_of)
     assert [backend.loaded["toy"].model.max_rows, backend.max_rows] == [10, 10]
-    service = Service(settings, Metrics("0"), NoPeers())
+    service = new_service(settings, Metrics("0"))
     service.attach(backend)
     for name in ("a", "b"):
         assert service.reserved_bytes(name) == 2 * 10 * row

@@ -30,9 +30,9 @@ from lab.bench.process import family_cpu_seconds
 from lab.bench.server import free_port
 from sightline import __version__
 from sightline.base.bundle_files import read_bundle, record_files, write_manifest
+from sightline.base.errors import UsageError
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.service.__main__ import check_one_runtime, main
-from sightline.service.settings import SettingsError
 
 IGNORED = "SIGHUP replaces workers, but this service is one process; restart it to read the bundles again"
 
@@ -410,7 +410,7 @@ def test_a_port_that_is_taken_ends_the_process_with_3(folder: Path) -> None:
 @pytest.mark.parametrize("installed", [[], ["onnxruntime", "onnxruntime-gpu"]])
 def test_it_starts_with_exactly_one_onnx_runtime(installed: list[str]) -> None:
     check_one_runtime(["onnxruntime-gpu"])
-    with pytest.raises(SettingsError, match="extra 'cpu' or the extra 'gpu'"):
+    with pytest.raises(UsageError, match="extra 'cpu' or the extra 'gpu'"):
         check_one_runtime(installed)
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from sightline.base.errors import UsageError
 from sightline.service import logs, traces
-from sightline.service.traces import TracesError, check_traces
+from sightline.service.traces import check_traces
 from tests.service.conftest import MakeBackend, Serve, Start, wait_until
 from tests.support.fake_runner import fake_manifest
 
@@ -251,7 +252,7 @@ async def test_without_a_collector_there_is_no_trace_and_the_durations_are_in_a_
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "grpc://collector:4317", "http://"])
 def test_an_endpoint_must_be_a_url(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-    with pytest.raises(TracesError, match="must be a URL that begins with http:// or https://"):
+    with pytest.raises(UsageError, match="must be a URL that begins with http:// or https://"):
         check_traces()
 
 
@@ -260,6 +261,6 @@ def test_traces_need_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     check_traces()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:4318")
     with pytest.raises(
-        TracesError, match=r"^OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is .*run pip install '.*\[cpu,traces\]'"
+        UsageError, match=r"^OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is .*run pip install '.*\[cpu,traces\]'"
     ):
         check_traces()

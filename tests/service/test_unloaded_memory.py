@@ -6,6 +6,7 @@ import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,7 +18,7 @@ from sightline.base.machine import resident_bytes
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.inference.call import Call
-from sightline.service.inference.changes import NoPeers, reload
+from sightline.service.inference.changes import new_service, reload
 from sightline.service.inference.repository import load_model, unload_model
 from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend
@@ -120,7 +121,7 @@ async def service(bundles: Path) -> Service:
         max_batch_tokens=16,  # larger runs would take long
     )
     backend = load_backend(settings, lambda model: EngineObserver())
-    service = Service(settings, Metrics("0"), NoPeers())
+    service = new_service(settings, Metrics("0"))
     backend.worker.start()
     service.attach(backend)
     return service
@@ -170,17 +171,19 @@ async def test_one_reference_to_an_unloaded_engine_keeps_its_weights(service: Se
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("no_garbage_collection")
-async def test_a_model_that_is_loaded_again_is_unloaded_before(service: Service) -> None:
+async def test_a_model_that_is_loaded_again_is_unloaded_before(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner_before_load: list[OnnxRunner | None] = []
+    call = service.peers.call
 
-    class Peers(NoPeers):
-        async def load(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
-            runner_before_load.append(runner())
-            await super().load(service, name, only_if_lazy=only_if_lazy)
+    async def load(name: str, *arguments: Any) -> Any:
+        runner_before_load.append(runner())
+        return await call(name, *arguments)
 
     await Call(service, "r").model("toy")
     runner = weakref.ref(runner_of(service, "toy"))
-    service.peers = Peers()
+    monkeypatch.setattr(service.peers, "call", load)
     assert await reload(service, "toy")
     assert runner_before_load == [None]
     await service.stop()

@@ -147,7 +147,7 @@ async def all_statistics(call: Call) -> Info:
 
 
 async def _sums(call: Call) -> Mapping[tuple[str, str], float]:
-    return sums(await call.service.peers.metrics(call.service))
+    return sums(await call.service.peers.call("metrics"))
 
 
 def _stats(metric_sums: Mapping[tuple[str, str], float], name: str) -> Info:

@@ -38,6 +38,11 @@ class TextStream:
         text = self._decode(token_id)
         return self._after_prefix(self._cut(self._held + text) if self._stop else text)
 
+    def update(self, token_id: int) -> bool:
+        """Add a token, as a `StopCondition` of the engine; return True after a stop string."""
+        self.push(token_id)
+        return self.has_stopped
+
     def finish(self) -> str:
         """Return the text that is still held back at the end of the generation."""
         if self.has_stopped:
@@ -76,21 +81,6 @@ class TextStream:
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-
-class StopStrings:
-    """A StopCondition that matches stop strings in the generated text, also across tokens."""
-
-    def __init__(self, text: TextStream) -> None:
-        """Create a condition; `text` has the stop strings and must not be used elsewhere."""
-        self._text = text
-
-    def update(self, token_id: int) -> bool:
-        self._text.push(token_id)
-        return self._text.has_stopped
-
-    def copy(self) -> "StopStrings":
-        return StopStrings(self._text.copy())
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -85,8 +85,9 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._continuing = without_first_space(tokenizer)
         self._with_mask: dict[int, Tokenizer] = {}  # made when they are needed, see `encode_masked`
-        self._special_ids = frozenset(special)
+        self.special_ids = frozenset(special)
         self._id_of_special = {added.content: id_ for id_, added in special.items()}
+        self.special_names = [name for name in self._id_of_special if name]
         # The longest name first: one name may be the start of another.
         names = sorted(self._id_of_special, key=len, reverse=True)
         self._special_names = re.compile("(" + "|".join(map(re.escape, names)) + ")")
@@ -109,7 +110,7 @@ class TextTokenizer:
             else:
                 self._bytes.append(self._decode_token(token, is_first=False))
         self._unused_ids = frozenset(unused)
-        self._skipped_ids = self._special_ids | self._unused_ids  # ids that add nothing to a text
+        self._skipped_ids = self.special_ids | self._unused_ids  # ids that add nothing to a text
         self.longest_token_bytes = max(map(len, self._bytes))
         if self._is_byte_level:
             steps = steps_of(config_of(tokenizer.pre_tokenizer))
@@ -166,13 +167,17 @@ class TextTokenizer:
         id_: int | None = self._tokenizer.token_to_id(name)
         return id_
 
-    def encode_pair(self, first: str, second: str, max_tokens: int | None = None) -> list[int]:
+    def encode_pair(
+        self, first: str, second: str, max_tokens: int | None = None, *, cuts_first: bool = False
+    ) -> list[int]:
         """Tokenize a pair of texts with the special tokens of the model's template for pairs.
 
         If there are more than `max_tokens`, the longer text is truncated first, until both have the
         same length (`longest_first` of the `tokenizers` library). If a single token is left then,
-        it goes to the longer text, or to either if both are very long. Raises `ValueError` if
-        `max_tokens` leaves no token for the texts.
+        it goes to the longer text, or to either if both are very long. With `cuts_first`, only the
+        first text is truncated (`only_first` of Transformers), and the result is too long if the
+        second one leaves no token for it. Raises `ValueError` if `max_tokens` leaves no token for
+        the texts.
         """
         if max_tokens is None:
             ids: list[int] = _encode(self._tokenizer, (first, second)).ids
@@ -182,7 +187,9 @@ class TextTokenizer:
             raise ValueError(f"max_tokens must be greater than the {max_tokens - budget} special tokens of a pair")
         parts = [self._encode_start(text, budget) for text in (first, second)]
         shorter, longer = sorted(len(part) for part in parts)
-        if shorter + longer > budget:
+        if cuts_first:
+            parts[0].truncate(max(1, budget - len(parts[1])))
+        elif shorter + longer > budget:
             longer = max(shorter, budget - shorter)
             if shorter + longer > budget:
                 shorter, longer = budget // 2, budget - budget // 2
@@ -191,17 +198,6 @@ class TextTokenizer:
                 part.truncate(length)
         pair: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
         return pair
-
-    def encode_pair_cutting_first(self, first: str, second: str, max_tokens: int) -> list[int]:
-        """Tokenize a pair of texts, and truncate only the first one (`only_first` of Transformers).
-
-        The result exceeds `max_tokens` if the second text leaves no token for the first.
-        """
-        budget = max_tokens - self._tokenizer.num_special_tokens_to_add(True)
-        parts = [self._encode_start(text, max(budget, 1)) for text in (first, second)]
-        parts[0].truncate(max(1, budget - len(parts[1])))
-        ids: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
-        return ids
 
     def windows(
         self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int
@@ -344,20 +340,12 @@ class TextTokenizer:
 
         The text includes a leading space. Incomplete characters are replaced by U+FFFD.
         """
-        if token_id in self._special_ids:
+        if token_id in self.special_ids:
             return self._tokenizer.id_to_token(token_id) or ""
         return self._bytes[token_id].decode("utf-8", "replace") if token_id < len(self._bytes) else ""
 
-    @property
-    def special_names(self) -> list[str]:
-        return [name for name in self._id_of_special if name]
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special_ids
-
     def is_special(self, token_id: int) -> bool:
-        return token_id in self._special_ids
+        return token_id in self.special_ids
 
     def bytes_of(self, token_id: int, *, is_first: bool = False) -> bytes:
         """Return the bytes that a token adds to the text; empty for special tokens.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from sightline.base.bundle import BundleError
-from sightline.base.text.stream import StopStrings, TextStream
+from sightline.base.text.stream import TextStream
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
 from tests.service.conftest import byte_level_tokenizer
 
@@ -126,12 +126,12 @@ def test_the_start_of_an_incomplete_stop_string_is_sent_later() -> None:
 
 
 def test_the_stop_condition_is_true_from_the_token_that_completes_a_string() -> None:
-    condition = StopStrings(TextStream(TEXT, ["xyz"]))
+    condition = TextStream(TEXT, ["xyz"])
     assert [condition.update(id_) for id_ in TEXT.encode("a xyz b")] == [False] * 4 + [True] * 4
 
 
 def test_a_copy_of_a_stop_condition_is_independent() -> None:
-    condition = StopStrings(TextStream(TEXT, ["é!"]))
+    condition = TextStream(TEXT, ["é!"])
     first, second, end = TEXT.encode("é!", add_special_tokens=False)[1:]
     assert not condition.update(first)
     other = condition.copy()
@@ -154,8 +154,8 @@ def test_stop_strings_are_searched_after_the_prefix() -> None:
     stream = TextStream(TEXT, ["xyz"], prefix)
     assert "".join(stream.push(id_) for id_ in generated[1:]) + stream.finish() == "a xyz "
     # Only the complete text loses its leading space, not generated text after a prefix.
-    assert StopStrings(TextStream(TEXT, [" z"], prefix)).update(generated[0]) is False
-    condition = StopStrings(TextStream(TEXT, [" z"], prefix))
+    assert TextStream(TEXT, [" z"], prefix).update(generated[0]) is False
+    condition = TextStream(TEXT, [" z"], prefix)
     assert [condition.update(id_) for id_ in generated[:2]] == [False, True]
 
 

@@ -64,6 +64,6 @@ async def test_hugging_face_returns_the_same(running: Running) -> None:
 async def test_only_the_text_is_truncated(running: Running, tokenizer: TextTokenizer) -> None:
     result = await classify(running, inputs="a " * 90, truncate=True, candidate_labels=["dog"])
     assert result["usage"]["input_tokens"] == 64
-    whole = tokenizer.encode_pair_cutting_first("a " * 90, "Hund", 64)
+    whole = tokenizer.encode_pair("a " * 90, "Hund", 64, cuts_first=True)
     hypothesis = tokenizer.encode("Hund", add_special_tokens=False)
     assert len(whole) == 64 and whole[-len(hypothesis) :] == hypothesis

@@ -12,13 +12,14 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
+from sightline.base.errors import UsageError
 from sightline.service import compat
 from sightline.service.api.endpoint import NDJSON, Call, Endpoint, ErrorFormat, EventEncoder, EventStream, line_of
 from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 from sightline.service.inference.generate import GenerateResult
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
-from sightline.service.settings import COMPATIBLE_APIS, SettingsError, make_settings
+from sightline.service.settings import COMPATIBLE_APIS, make_settings
 from sightline.service.tasks.generate import GenerateBody, NativeEventEncoder
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, add_endpoint, responses_of, until
 from tests.support.fake_runner import Faults
@@ -88,7 +89,7 @@ async def test_the_settings_list_every_compatible_api() -> None:
 
 @pytest.mark.parametrize("value", ["opneai", "openai,x", "openai;x"])
 async def test_an_unknown_api_is_rejected_by_name(value: str) -> None:
-    with pytest.raises(SettingsError, match="unknown API"):
+    with pytest.raises(UsageError, match="unknown API"):
         make_settings({"compatible_apis": value}, {})
 
 

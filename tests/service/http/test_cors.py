@@ -6,7 +6,8 @@ import threading
 import httpx2 as httpx
 import pytest
 
-from sightline.service.settings import SettingsError, make_settings
+from sightline.base.errors import UsageError
+from sightline.service.settings import make_settings
 from tests.service.conftest import MakeBackend, Running, Serve, Start, until
 from tests.support.fake_runner import Faults
 
@@ -167,7 +168,7 @@ def test_the_head_of_a_stream_on_the_wire_has_cors_headers(serve: Serve) -> None
     ],
 )
 def test_an_invalid_origin_is_rejected_at_the_start(value: str) -> None:
-    with pytest.raises(SettingsError, match=r"SIGHTLINE_CORS_ORIGINS: .* is not an origin as browsers send it"):
+    with pytest.raises(UsageError, match=r"SIGHTLINE_CORS_ORIGINS: .* is not an origin as browsers send it"):
         make_settings({}, {"SIGHTLINE_CORS_ORIGINS": value})
 
 

@@ -21,7 +21,7 @@ from sightline.service.settings import Settings
 from sightline.service.workers.channel import Channel, ChannelClosedError
 from sightline.service.workers.listener import WorkerConnections
 from sightline.service.workers.supervisor import Supervisor, WorkerProcess
-from sightline.service.workers.worker_process import SupervisedPeers, model_calls
+from sightline.service.workers.worker_process import model_calls
 from tests.service.conftest import MakeBackend, Running, Start
 
 pytestmark = pytest.mark.anyio
@@ -79,7 +79,7 @@ class Simulation:
     async def connect(self, running: Running, supervisor: Supervisor) -> None:
         channel, own = [await Channel.open(side) for side in socket.socketpair()]
         service = service_of(running)
-        service.peers, self.channels[id(running)] = SupervisedPeers(own), own
+        service.peers, self.channels[id(running)] = own, own
         unused: Any = None
         worker = WorkerProcess(0, -1, channel, WorkerConnections(unused))
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from sightline.base.errors import UsageError
 from sightline.service.keys import Quota, add_key
 from sightline.service.metrics import SHARED_SETTINGS
-from sightline.service.settings import Settings, SettingsError, make_settings
+from sightline.service.settings import Settings, make_settings
 from sightline.service.workers import shares
 from sightline.service.workers.shares import max_workers, share_of
 from tests.service.conftest import wait_until
@@ -396,7 +397,7 @@ def test_little_memory_allows_fewer_workers(bundle: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("workers", ["0", "257", "-1", "two", "1.5", ""])
 def test_a_wrong_number_of_workers_is_an_error(workers: str) -> None:
-    with pytest.raises(SettingsError, match=r"SIGHTLINE_WORKERS: .* auto or a number from 1 to 256, got"):
+    with pytest.raises(UsageError, match=r"SIGHTLINE_WORKERS: .* auto or a number from 1 to 256, got"):
         make_settings({}, {"SIGHTLINE_WORKERS": workers})
 
 
