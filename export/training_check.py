@@ -151,12 +151,12 @@ def write_parts(
         name: data
         for name in names
         if TEXT_FILES.fullmatch(name)
-        and name != CONFIG
-        and (task == "encoder" or "/" not in name)
-        and not name.startswith(("modules.", "config_sentence", *(() if task == "encoder" else ("sentence_",))))
+        and name not in (CONFIG, "modules.json", "config_sentence_transformers.json")
+        and (task == "encoder" or not ("/" in name or name.startswith("sentence_")))
         and (data := folder.bytes(name)) is not None
     }
-    fields, settings = folder.json_object(CONFIG) or {}, folder.json_object(_GENERATION) or {}
+    fields = (folder.json_object(CONFIG) or {}) | {"model_type": source.family}  # not that of other code
+    settings = folder.json_object(_GENERATION) or {}
     tokenizer, targets = (source.tokenizers[name] for name in (source.source_tokenizer, source.target_tokenizer))
     positions, prefix, chat = source.limits.max_source_tokens, source.tokens.start_ids[1:], source.chat
     separator = model.encoder.embedding.type_separator if model.encoder is not None else None

@@ -8,14 +8,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -63,27 +63,28 @@ def load_tensors(path: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
     """Read a file of tensors; with `only_shapes`, they are on the device "meta", without values.
     Raises `ValueError` if the file is damaged.
     """
-    try:
+    with _opened(path) as file:
         if not only_shapes:
-            return load_file(path)
-        with safe_open(path, framework="pt") as file:
-            return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise _damaged(path, error) from error
+            return dict(file.get_tensors())
+        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
 
 
 def load_metadata(path: Path) -> dict[str, Any]:
     """Read the metadata that `save_tensors` wrote. Raises `ValueError` if the file is damaged."""
+    with _opened(path) as file:
+        return dict(json.loads((file.metadata() or {}).get("facts", "{}")))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file of tensors, which are read on demand and not mapped, so that only those in use
+    take memory. Raises `ValueError` if the file is damaged.
+    """
     try:
-        with safe_open(path, framework="pt") as file:
-            facts: dict[str, Any] = json.loads((file.metadata() or {}).get("facts", "{}"))
+        with safe_open(path, framework="pt", backend="pread") as file:
+            yield file
     except SafetensorError as error:
-        raise _damaged(path, error) from error
-    return facts
-
-
-def _damaged(path: Path, error: SafetensorError) -> ValueError:
-    return ValueError(f"{path} is damaged or truncated: {error}")
+        raise ValueError(f"{path} is damaged or truncated: {error}") from error
 
 
 def save_checkpoint(
@@ -147,10 +148,11 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
     """Return the mean of the weights in several files (Vaswani et al. 2017, section 6.1). The sum
     is computed in float64; the result is float32.
     """
-    if not paths:
-        raise ValueError("no checkpoints to average")
-    total: dict[str, Tensor] = {}
-    for path in paths:
-        for name, tensor in load_tensors(path).items():
-            total[name] = total.get(name, torch.zeros((), dtype=torch.float64)) + tensor.double()
-    return {name: (tensor / len(paths)).float() for name, tensor in total.items()}
+    with ExitStack() as opened:
+        files, mean = [opened.enter_context(_opened(path)) for path in paths], dict[str, Tensor]()
+        for name in files[0].keys():  # noqa: SIM118
+            total = torch.zeros(files[0].get_slice(name).get_shape(), dtype=torch.float64)
+            for file in files:
+                total += file.get_tensor(name)
+            mean[name] = total.div_(len(paths)).float()
+        return mean

@@ -56,6 +56,7 @@ from sightline.model.training.options import (
     SETTINGS_OF_LENGTH,
     TrainOptions,
     changed_options,
+    make_config,
     options_to_toml,
     read_options,
     read_train_config,
@@ -82,6 +83,7 @@ ReadCheckpoint: TypeAlias = Callable[
 # `Translate` with the bundle of `--teacher`, the languages of the data and a number of threads.
 Teach = Callable[[Path, tuple[str, str] | None, int, Sequence[str], Path], None]
 OPTIONS_FILE = "options.toml"  # in the folder of a run
+NO_LORA = "--lora needs --from with a third-party checkpoint; add it, or omit --lora"
 BYTES_OF_STATE = 12  # of a parameter: float32 weight and two moments of Adam
 BYTES_OF_WEIGHT = 4
 
@@ -127,11 +129,8 @@ class _Preparation:
         self.values = self.options.model_dump()
         # Options without those that the data decide, and with the settings of a resumed run.
         self.given = {name: value for name, value in self.values.items() if value != AUTO}
-        if self.task == "reranking" and not self.options.from_:
-            raise UsageError(
-                "a reranker starts from an encoder that others trained on much text; name it with --from: minilm, a "
-                "folder, or OWNER/NAME of a hub"
-            )
+        if not self.is_resumed:
+            self._check_options()
         self.notes = list[str]()  # for the user
         names = {name: self.values.get(name) or None for name in READING_OPTIONS}
         reading = Reading(self.task, **names, multi_label=self.values.get("multi_label", False))
@@ -159,6 +158,24 @@ class _Preparation:
         options = stored.model_copy(update=given.model_dump(exclude_unset=True))
         folder.check_changes(changed_options(stored, options))
         return options
+
+    def _check_options(self) -> None:
+        """Raise `UsageError` for options that contradict each other, before the data are read."""
+        if {"max_length_tokens", "batch_tokens"} <= self.given.keys():
+            make_config(self.given)
+        if self.options.from_:
+            for name in ("tokenizer", "size", "vocab_size", "decoder"):
+                if self.values.get(name, "") not in ("", AUTO, "transformer"):
+                    raise UsageError(f"{flag_name(name)} cannot be combined with --from, which determines it; omit it")
+        elif self.task == "reranking":
+            raise UsageError(
+                "a reranker starts from an encoder that others trained on much text; name it with --from: minilm, a "
+                "folder, or OWNER/NAME of a hub"
+            )
+        elif self.values.get("lora"):
+            raise UsageError(NO_LORA)
+        elif self.options.tokenizer and not Path(self.options.tokenizer).is_file():
+            raise UsageError(f"missing file {self.options.tokenizer}; name a tokenizer.json with --tokenizer")
 
     def _guide(self) -> Path | str | None:
         """Return the file of links to which a head is guided, `AUTO` if the model finds them, None
@@ -194,7 +211,7 @@ class _Preparation:
         else:
             self._train_tokenizer()
         if self.given.get("lora") and not isinstance(self.model, PretrainedConfig):
-            raise UsageError("--lora needs --from with a third-party checkpoint; add it, or omit --lora")
+            raise UsageError(NO_LORA)
         if self.is_resumed:
             self._keep_settings()
 
@@ -241,9 +258,6 @@ class _Preparation:
 
     def _start_from(self, folder: Path, parts: Path | None) -> None:
         """Start from a checkpoint: of this project, or of others if it has `parts`."""
-        for name in ("tokenizer", "size", "vocab_size", "decoder"):
-            if self.values.get(name, "") not in ("", AUTO, "transformer"):
-                raise UsageError(f"{flag_name(name)} cannot be combined with --from, which determines it; omit it")
         labels, name = self.facts.outputs, self.options.from_
         start = start_from(folder, self.task, labels, parts, multi_label=self.values.get("multi_label", False))
         config = start.config
@@ -259,8 +273,6 @@ class _Preparation:
         self.files = parts and parts / PRETRAINED
 
     def _given_tokenizer(self, path: Path, check_tokenizer: CheckTokenizer) -> Tokenizer:
-        if not path.is_file():
-            raise UsageError(f"missing file {path}; name a tokenizer.json with --tokenizer")
         check_tokenizer(path)
         try:
             return adapt_tokenizer(read_tokenizer(path), self.task, self.special_tokens)

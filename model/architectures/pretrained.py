@@ -7,8 +7,7 @@ width of the model, V vocabulary, C labels.
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,24 +90,24 @@ class PretrainedModel(nn.Module):
             raise RuntimeError(f"the weights are of another model:\nmissing {missing[:3]}, unknown {unknown[:3]}")
 
     def load(self, folder: Path, labels: Sequence[str]) -> None:
-        """Load the weights in a folder that others wrote, as float32. `labels` are those of its
-        classifier, empty if it is none. Rows of labels that the checkpoint has are kept; the output
-        layer is new if one of them is not.
+        """Load the weights in a folder that others wrote, as float32; on the device "meta", compare
+        names and shapes. `labels` are those of its classifier, empty if it is none. Rows of labels
+        that the checkpoint has are kept; the output layer is new if one of them is not.
 
         Raises `UsageError` if other weights are missing or unknown.
         """
         config, is_known = self.config, set(self.config.labels) <= set(labels)
         if config.task in LABELLED and is_known:
             config = dataclasses.replace(config, labels=tuple(labels))
-        with _quiet():
-            loaded, report = _class(config).from_pretrained(
-                folder,
-                config=transformers_config(config),
-                dtype=torch.float32,
-                local_files_only=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+        loaded, report = _class(config).from_pretrained(
+            folder,
+            config=transformers_config(config),
+            dtype=torch.float32,
+            device_map=self.module.device,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
         base = "" if is_known else f"{loaded.base_model_prefix}."
         missing = [name for name in report["missing_keys"] if name.startswith(base) and "pooler" not in name]
         missing += [name for name, *_ in report["mismatched_keys"] if name.startswith(base)]
@@ -153,9 +152,8 @@ class PretrainedModel(nn.Module):
 
     def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         """Write weights and configuration as transformers does."""
-        with _quiet():
-            self.module.config.use_cache = True
-            self.module.save_pretrained(folder, state_dict=dict(weights), max_shard_size="1TB")
+        self.module.config.use_cache = True
+        self.module.save_pretrained(folder, state_dict=dict(weights), max_shard_size="1TB")
 
 
 def check_names(folder: Path, missing: Sequence[str], unknown: Sequence[str]) -> None:
@@ -169,28 +167,15 @@ def check_names(folder: Path, missing: Sequence[str], unknown: Sequence[str]) ->
 
 
 def _class(config: PretrainedConfig) -> Any:
-    """Return the class of transformers for the task of a model."""
+    """Return the class of transformers for the task of a model, which prints no progress."""
     import transformers
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     if config.task == "encoder" and config.family in ("t5", "mt5"):
         return transformers.AutoModelForTextEncoding
     return getattr(transformers, _CLASSES[config.task])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence progress bars and reports of transformers."""
-    from transformers.utils import logging
-
-    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if has_bars:
-            logging.enable_progress_bar()
 
 
 class PretrainedEncoder(PretrainedModel):

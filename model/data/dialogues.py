@@ -3,7 +3,7 @@
 messages                    OpenAI and TRL: objects with `role` and `content`
 conversations               ShareGPT: objects with `from` and `value`
 instruction, output         Alpaca, with `input`
-prompt, completion          texts or lists of messages; only the completion is part of the loss
+prompt, completion          texts or messages; the loss is on the completion; also question, answer
 """
 
 import json
@@ -19,6 +19,7 @@ Form: TypeAlias = tuple[str, ...]  # fields that have the messages
 _FORMS: tuple[Form, ...] = (
     *(("messages",), ("conversations",), ("conversation",)),
     *(("instruction", "output"), ("instruction", "response"), ("prompt", "completion"), ("prompt", "response")),
+    ("question", "answer"),
 )
 _FIELDS = {"system", "tools", "functions", "parallel_tool_calls"}  # of all forms
 _INSTRUCTION = ("instruction", "input", "context")

@@ -1,7 +1,7 @@
 """Encoding of records as the examples of a task (see `sightline.model.data.examples.Example`)."""
 
 from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -9,14 +9,14 @@ from tokenizers import Tokenizer
 from sightline.model.config import ArchitectureConfig, PretrainedConfig
 from sightline.model.data.chat_template import dialogue_encoder
 from sightline.model.data.examples import Example
-from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TaggedRecord, TextRecord
+from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, TaggedRecord, TextRecord
 from sightline.model.data.tags import encode_tagged
 from sightline.model.data.tokenizer_training import BOS, EOS, encode_lines, special_id
 
 
 def encode(
     tokenizer: Tokenizer,
-    records: Sequence[Record],
+    records: Sequence[Any],
     *,
     model: ArchitectureConfig | None = None,
     labels: Sequence[str] = (),
@@ -32,18 +32,14 @@ def encode(
     - Texts and dialogues: see `encode_language`. A record longer than `max_length_tokens`, at least
       2, gives several examples.
     """
-    examples = list[Example]()
-    for kind, group in groupby(records, type):
-        part: Any = list(group)
-        if kind is PairRecord:
-            examples += _encode_pairs(tokenizer, part, model)
-        elif kind is LabelledRecord:
-            examples += _encode_labelled(tokenizer, part, labels)
-        elif kind is TaggedRecord:
-            examples += encode_tagged(tokenizer, part, labels, max_length_tokens)
-        else:
-            examples += chain.from_iterable(encode_language(tokenizer, part, model, max_length_tokens))
-    return examples
+    match records[0] if records else None:  # all of a corpus have the same form
+        case PairRecord():
+            return _encode_pairs(tokenizer, records, model)
+        case LabelledRecord():
+            return _encode_labelled(tokenizer, records, labels)
+        case TaggedRecord():
+            return encode_tagged(tokenizer, records, labels, max_length_tokens)
+    return list(chain.from_iterable(encode_language(tokenizer, records, model, max_length_tokens)))
 
 
 def _encode_pairs(

@@ -237,10 +237,11 @@ def _read_workbook(path: Path, encoding: str | None = None) -> Iterator[Cells]:
         rows = next((rows for rows in sheets if len(rows) > 1), [])  # the names of columns are no data
     except CalamineError as error:
         raise CorpusError(f"{path} is no workbook ({error}); save it again as .xlsx or as CSV UTF-8") from None
-    yield from ((number, [_cell(value) for value in cells]) for number, cells in enumerate(rows, start=1))
+    yield from ((number, [cell_text(value) for value in cells]) for number, cells in enumerate(rows, start=1))
 
 
-def _cell(value: object) -> str:
+def cell_text(value: object) -> str:
+    """Return the text of a cell, or of a label in JSON."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # workbooks have no integers
     return str(value).lower() if isinstance(value, bool) else str(value)

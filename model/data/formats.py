@@ -28,6 +28,7 @@ from sightline.model.data.files import (
     TSV,
     CorpusError,
     at,
+    cell_text,
     check_label,
     check_text,
     ending_of,
@@ -54,7 +55,7 @@ PAIR_TASKS: tuple[TaskName, ...] = ("translation", *SIMILARITY_TASKS)
 READING_OPTIONS = ("source", "target", "text", "label", "encoding")
 
 _NUMPY_SPACE = re.compile(r"(?<=['\"])\s+(?=['\"])")  # between the texts of an array
-BAR, COMMA = "|", ","  # between labels in a cell of a table
+BAR, SEPARATORS = "|", ";,"  # between labels in a cell of a table
 
 
 @dataclass(frozen=True)
@@ -142,15 +143,18 @@ def _read_rows(
     if reading.task == "tagging" and ending in COLUMNS:
         return iter(read_columns(path, ending, reading.encoding))
     rows = read_rows(path, ending, reading.encoding, columns.name)
-    if reading.task in PAIR_TASKS:
-        return ((number, by_language(fields)) for number, fields in rows)
-    return iter(rows)
+    return ((number, _unless_rejected(by_language(fields))) for number, fields in rows)
 
 
 def by_language(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the texts of a row of a data set of Hugging Face by their languages, or other rows."""
     pair = fields.get("translation")
     return pair if isinstance(pair, dict) else fields
+
+
+def _unless_rejected(fields: dict[str, Any]) -> dict[str, Any] | str:
+    """Return a row, or the reason to leave it out: it was not accepted in Prodigy."""
+    return "rejected" if "_input_hash" in fields and fields.get("answer", "accept") != "accept" else fields
 
 
 def _read_pairs(first: Path, second: Path, encoding: str | None) -> Iterator[tuple[int, Record | str]]:
@@ -196,10 +200,11 @@ def _records_of(
         return "labels", [LabelledRecord(text, _labels(value, name, separator))]
     if isinstance(value, list):
         raise ValueError(f"{name} is a list; add --multi-label to train with several labels a text")
-    if not isinstance(value, str | int):
-        raise ValueError(f"{name} must be a string, an integer or a boolean, got {kind_of(value)}")
-    label = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{kind_of(value)} as label", [LabelledRecord(text, (check_label(label, name),))]
+    if not isinstance(value, str | int) and not (isinstance(value, float) and value.is_integer()):
+        raise ValueError(
+            f"{name} must be a string, an integer or a boolean, got {kind_of(value)}; correct or remove it"
+        )
+    return f"{kind_of(value)} as label", [LabelledRecord(text, (check_label(cell_text(value), name),))]
 
 
 def _labels(value: Any, name: str, separator: str) -> tuple[str, ...]:
@@ -221,16 +226,19 @@ def _labels(value: Any, name: str, separator: str) -> tuple[str, ...]:
 
 
 def _separator_of_labels(rows: Sequence[Mapping[str, Any] | str], columns: Columns) -> str:
-    """Return the character between the labels of cells: a bar, or a comma if no cell has bars or a
-    list, and at least half of the names between commas are in different cells. So a file in which
-    names of labels have commas is not divided there.
+    """Return the character between the labels of cells: a bar, or a semicolon or comma if no cell
+    has bars or a list, and at least half of the names between them are in different cells. So a
+    file in which names of labels have commas is not divided there.
     """
     try:
-        cells = {row[columns.find(row)["label"]] for row in rows if isinstance(row, dict)}
-    except (ValueError, TypeError):  # an error of a record, or lists
+        cells = {str(row[columns.find(row)["label"]]) for row in rows if isinstance(row, dict)}
+    except ValueError:  # an error of a record
         return BAR
-    parts = Counter(part.strip() for cell in cells for part in {*str(cell).split(COMMA)})
-    divided = {part.strip() for cell in cells if COMMA in str(cell) for part in str(cell).split(COMMA)}
-    if not divided or any(character in str(cell) for cell in cells for character in (BAR, "[")):
+    if any(character in cell for cell in cells for character in (BAR, "[")):
         return BAR
-    return COMMA if 2 * sum(parts[part] > 1 for part in divided) >= len(divided) else BAR
+    for separator in SEPARATORS:
+        parts = Counter(part.strip() for cell in cells for part in {*cell.split(separator)})
+        divided = {part.strip() for cell in cells if separator in cell for part in cell.split(separator)}
+        if divided and 2 * sum(parts[part] > 1 for part in divided) >= len(divided):
+            return separator
+    return BAR

@@ -35,6 +35,7 @@ OVERLAPPING, CUT = "overlap longer entities and are left out", "begin or end wit
 _TAG = re.compile(r"([BIMELSUW])(?:[-_](.+))?")
 _BEGIN, _END = "BSUW", "ELSUW"  # prefixes of the first and of the last word of an entity
 _UNNAMED = "entity"  # label of entities whose tags are only prefixes
+_NO_LABEL = re.compile(r"[^\S\t]|\*|\t.*=")  # in a word and a tag without a prefix, such as a feature of CoNLL-U
 _HEADER = frozenset({"tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "entity", "iob", "bio"})
 _OUTSIDES = ("O", "_", "-", "")
 _START, _STOP = ("start", "start_offset", "begin"), ("end", "end_offset", "stop")
@@ -76,7 +77,7 @@ def read_columns(path: Path, ending: str, encoding: str | None = None) -> Iterat
         if is_break or cells is header:
             continue
         if len(cells) == width and (
-            _is_tag(cells[tag]) if has_prefixes else not re.search(r"[*\s]", cells[tag] + cells[word])
+            _is_tag(cells[tag]) if has_prefixes else not _NO_LABEL.search(f"{cells[word]}\t{cells[tag]}")
         ):
             first, group = first if words else number, cells[0] or group
             words.append(cells[word])
@@ -198,7 +199,8 @@ def _entity(text: str, span: Any, name: str) -> Entity:
     start, end, label = span[:3]
     counted = "start and end count characters from 0, and the end is that after the last character of the entity"
     if type(start) is not int or type(end) is not int:
-        raise ValueError(f"start and end of {name} must be integers, got {kind_of(start)} and {kind_of(end)}")
+        found = f"{kind_of(start)} and {kind_of(end)}"
+        raise ValueError(f"start and end of {name} must be integers, got {found}; {counted}")
     if not 0 <= start < end <= len(text):
         raise ValueError(f"{name} goes from {start} to {end}, but the text has {len(text)} characters; {counted}")
     if isinstance(stated, str) and stated.split() != text[start:end].split():

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 MEASURED_STEPS = 5  # updates from which the time of the run is estimated
 INTERVAL_S = 5.0  # between two lines about updates
-BYTES_PER_PARAMETER = 4
-BYTES_PER_TRAINED = 12  # more: gradient and two moments of Adam
 # Fields of earlier versions, which are now in other files of the run, or among the metrics.
 MOVED = ("model", "training", "config", "options", "seed", "signature")
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -63,12 +61,12 @@ class Report:
         """Write a line for the user."""
         sys.stderr.write(f"{text}\n")
 
-    def start(self, trainer: "Trainer", steps: int, changes: Mapping[str, Any]) -> None:
-        """Write that the training starts or resumes, with epochs of a number of `steps`. `changes`
-        are settings that the earlier part of the run had differently, with both values.
+    def start(self, trainer: "Trainer", steps: int, memory: float, changes: Mapping[str, Any]) -> None:
+        """Write that the training starts or resumes, with `steps` an epoch and `memory` in bytes.
+        `changes` are settings that the run had differently before, with both values.
         """
         progress, starts = self._progress, self._record.setdefault("starts", [])
-        self.line(self._describe(trainer, steps))
+        self.line(self._describe(trainer, steps, memory))
         facts = environment(self._device)
         start: dict[str, Any] = {"time": _now(), "command": shlex.join(sys.orig_argv)}
         start |= {"epoch": progress.epoch + 1, "step": progress.step, **facts}
@@ -86,7 +84,7 @@ class Report:
         starts.append(start)
         self._write()
 
-    def _describe(self, trainer: "Trainer", steps: int) -> str:
+    def _describe(self, trainer: "Trainer", steps: int, memory: float) -> str:
         config = self._config
         limit = f" or {config.minutes:g} minutes" if config.minutes else ""
         length = f"{plural(config.epochs, 'epoch')} of {plural(steps, 'step')}{limit}"
@@ -97,8 +95,7 @@ class Report:
             f"training {trainer.task.name} on {len(trainer.train_examples):,} examples, with "
             f"{len(trainer.dev_examples):,} for validation: {architecture_of(trainer.model_config)} model with "
             f"{total:,} parameters{part}; at most {length}; {config.precision} on {self._device.type}, threads: "
-            f"{torch.get_num_threads()}; weights and optimizer take "
-            f"{megabytes(total * BYTES_PER_PARAMETER + trained * BYTES_PER_TRAINED)}"
+            f"{torch.get_num_threads()}; about {memory / 1e6:,.0f} MB of memory"
         )
 
     def already_finished(self, reason: str) -> None:
@@ -115,7 +112,8 @@ class Report:
         """
         config, progress = self._config, self._progress
         self._measured_steps += 1
-        self._measure(seconds)
+        if self._measured_steps > 0:
+            self._measured_seconds += seconds
         done = math.ceil(progress.batch / config.accumulate)
         steps = num_steps * (config.epochs - progress.epoch) - done
         limit = 60 * config.minutes - progress.seconds if config.minutes else math.inf
@@ -131,20 +129,14 @@ class Report:
             )
             self._tokens, self._seconds = 0, 0.0
         if self._measured_steps == MEASURED_STEPS and left is not None:
-            self.line(
-                f"expected: {duration(left)} for at most {plural(steps, 'more step')} of {mean:.2g} s; "
-                f"{megabytes(peak_memory(self._device))} of memory are in use"
-            )
-
-    def _measure(self, seconds: float) -> None:
-        if self._measured_steps > 0:
-            self._measured_seconds += seconds
+            self.line(f"expected: {duration(left)} for at most {plural(steps, 'more step')} of {mean:.2g} s")
 
     def epoch(self, loss: float | None, evaluation: Evaluation | None, seconds: float, is_whole: bool) -> None:
         """Write the log line of an epoch with its validation. `seconds` is the time since its last
         update.
         """
-        self._measure(seconds)
+        if self._measured_steps > 0:
+            self._measured_seconds += seconds
         progress, metric, epoch = self._progress, self._config.metric, self._progress.epoch + 1
         row: dict[str, Any] = {"epoch": epoch, "step": progress.step, "train_loss": round(progress.train_loss, 4)}
         texts = [f"train loss {progress.train_loss:.4f}"]
@@ -250,10 +242,6 @@ def duration(seconds: float) -> str:
 
 def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def megabytes(num_bytes: float) -> str:
-    return f"{num_bytes / 1e6:,.0f} MB"
 
 
 def peak_memory(device: torch.device) -> float:

@@ -65,14 +65,13 @@ def start_from(
     elif isinstance(config, PretrainedConfig) and task in LABELLED:
         labels = (RELEVANCE,) if task == "reranking" else labels
         config = dataclasses.replace(config, labels=tuple(labels), multi_label=multi_label)
-    if parts is None:
-        # Compare the shapes of the weights with those of the model before it gets any memory.
-        try:
-            with torch.device("meta"):
-                model = build_model(config)
-        except Exception as error:  # third-party values that no model can have raise several classes
-            raise UsageError(f"{folder / CONFIG} describes no model: {one_line(error)}; download it again") from None
-        _load(folder, before, model)
+    # Compare the shapes of the weights with those of the model before it gets any memory.
+    try:
+        with torch.device("meta"):
+            model = build_model(config)
+    except Exception as error:  # third-party values that no model can have raise several classes
+        raise UsageError(f"{folder / CONFIG} describes no model: {one_line(error)}; download it again") from None
+    _load(folder, before, model)
     note = "" if set(labels) <= set(before) else f"; the output layer is new, for the labels {', '.join(labels)}"
     return Start(config, tokenizer, partial(_load, folder, before), note)
 

@@ -39,10 +39,11 @@ from sightline.model.training.folder import (
 )
 from sightline.model.training.interrupts import Interrupts
 from sightline.model.training.options import TrainConfig, changed_options, goal_of, read_train_config
-from sightline.model.training.run_report import Report, plural
+from sightline.model.training.run_report import Report, peak_memory, plural
 from sightline.model.training.task import Evaluation, Task
 
 SAVED_BEFORE_VALIDATION_S = 60.0  # age of the last state from which it is saved again before a validation
+PAIRS_PER_TOKEN = 512  # of tokens in the attention, which take about as much memory as one token elsewhere
 
 
 def inverse_sqrt_rate(step: int, peak: float, warmup_steps: int) -> float:
@@ -207,6 +208,16 @@ class Trainer:
         rate = inverse_sqrt_rate(self.progress.step, self.config.learning_rate, self.config.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        total, count = self._compute_gradients(batches)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        # Before the update, so that a checkpoint never has weights that are not finite.
+        self._check_finite("training loss", total)
+        self._check_finite("norm of the gradient", norm.item())
+        self.optimizer.step()
+        return total, count
+
+    def _compute_gradients(self, batches: Sequence[Any]) -> tuple[float, int]:
+        """Compute the gradients of batches; return the sum of the loss, and its number of terms."""
         count = sum(self.task.count(batch, self.model_config.pad_id) for batch in batches)
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
@@ -215,12 +226,23 @@ class Trainer:
                 loss = self.task.training_loss(self.model, batch, self.config.label_smoothing)
             (loss / max(count, 1)).backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        # Before the update, so that a checkpoint never has weights that are not finite.
-        self._check_finite("training loss", total)
-        self._check_finite("norm of the gradient", norm.item())
-        self.optimizer.step()
         return total, count
+
+    def needed_memory(self) -> float:
+        """Return the most memory that the process needs for an update, in bytes. It computes the
+        gradients of the largest batch beside tensors as large as the moments of the optimizer.
+        """
+        sizes, trained = self.task.sizes(self.train_examples.lengths), self.optimizer.param_groups[0]["params"]
+
+        def extent(indices: NDArray[np.int64]) -> int:
+            longest = int(sizes[indices].max())
+            return len(indices) * longest * (PAIRS_PER_TOKEN + longest)
+
+        largest = max(self._buckets(self.train_examples, 1), key=extent)
+        moments = [] if self.optimizer.state else [torch.ones_like(weight) for weight in trained for _ in range(2)]
+        self._compute_gradients([self.make_batch(self.train_examples, largest).to(self.device)])
+        del moments
+        return peak_memory(self.device)
 
     def measure_updates(self, count: int = 6, clock: Callable[[], float] = time.process_time) -> tuple[int, float]:
         """Measure updates with batches of all sizes of the first epoch, after one that is not
@@ -311,7 +333,8 @@ class Trainer:
         replace_text(self.folder.settings, to_json(record.model_dump()))
         if not self._is_finished():
             batches = len(self._buckets(self.train_examples, progress.epoch + 1))
-            self._report.start(self, math.ceil(batches / self.config.accumulate), changes)
+            steps = math.ceil(batches / self.config.accumulate)
+            self._report.start(self, steps, self.needed_memory(), changes)
             self._train()
         elif progress.best_epoch:
             self._report.already_finished(self._reason_to_stop())
@@ -367,6 +390,7 @@ class Trainer:
         The state is written last, so that an interruption in between repeats a part of the epoch.
         """
         progress, epoch = self.progress, self.progress.epoch + 1
+        self.optimizer.zero_grad(set_to_none=True)  # a validation needs no gradients
         loss, evaluation = None, None
         is_last = not is_whole or epoch == self.config.epochs or self._is_out_of_time()
         if is_last or epoch % self.config.evaluate_epochs == 0:

@@ -12,6 +12,8 @@ import pytest
 
 from lab.bench.server import serving
 from tests.e2e.test_documented_commands import read_blocks
+from tests.export.chat_templates import TOOLS_AS_JSON
+from tests.model.pretrained_folders import write_decoder
 
 PAGES = {
     "train-a-translator": "trips",
@@ -63,29 +65,40 @@ def check(page: str, response: Any) -> None:
         assert response["outputs"][0]["text"].strip()
 
 
+def run(code: str, folder: Path) -> str:
+    """Run commands in a folder, and return their output."""
+    environment = {**os.environ, "SIGHTLINE_DEFAULT_MODEL": ""}
+    command = ["sh", "-e", "-c", code]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_recipe_of_tools_trains_a_checkpoint(tmp_path: Path) -> None:
+    """Its checkpoint is replaced by a small one, whose chat template has calls in the same form."""
+    write_decoder(tmp_path / "tiny", "qwen2", template=TOOLS_AS_JSON, max_position_embeddings=2048)
+    (tmp_path / "data").mkdir()
+    (block,) = [one for one in read_blocks(Path("docs/how-to/train-a-chat-model.md")) if "tool_calls" in one.code]
+    run(shortened(block.code).replace("Qwen/Qwen2.5-0.5B-Instruct", "tiny"), tmp_path)
+    assert json.loads((tmp_path / "runs/tools/record.json").read_text(encoding="utf-8"))["has_dialogues"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_a_page_train_export_and_serve(page: str, tmp_path: Path) -> None:
     blocks = [block for block in read_blocks(Path("docs/how-to") / f"{page}.md") if block.language == "sh"]
     commands = [shortened(block.code) for block in blocks if block.needs == "time"]
-    environment = {**os.environ, "SIGHTLINE_DEFAULT_MODEL": ""}
-
-    def run(code: str) -> str:
-        command = ["sh", "-e", "-c", code]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     requests = [code for code in commands if "curl" in code]
     for code in commands:
         if code not in requests:
-            run(code)
+            run(code, tmp_path)
     bundle = tmp_path / "bundles" / PAGES[page]
     assert (bundle / "MODEL_CARD.md").read_text(encoding="utf-8").startswith("---\n")
     assert requests
     with serving(tmp_path / "bundles") as server:
         for code in requests:
             code = code.replace("http://127.0.0.1:8000", server.url).replace("curl -s ", "curl -sf ")
-            check(page, json.loads(run(code)))
+            check(page, json.loads(run(code, tmp_path)))

@@ -68,20 +68,26 @@ def check_here(_: str, words: Sequence[str], *__: object) -> int:
     return training_check.main(Path(words[0]), *words[1:])
 
 
-def begin(
+def begin_checked(
     folder: Path,
     task: TaskName,
     labels: Sequence[str] = (),
     *,
     template: str | None = None,
     pair: tuple[str, str] | None = None,
-) -> tuple[Start, Any]:
-    """Return the start of a run, and its model in evaluation mode."""
+) -> Start:
+    """Return the start of a run, without its model."""
     parts = folder.with_name(f"{folder.name} for {task}")
     parts.mkdir(exist_ok=True)
     write_parts(folder, parts, task, template, pair)
     start = start_from(folder, task, labels, parts)
     assert isinstance(start.config, PretrainedConfig)
+    return start
+
+
+def begin(folder: Path, task: TaskName, labels: Sequence[str] = (), **options: Any) -> tuple[Start, Any]:
+    """Return the start of a run, and its model in evaluation mode."""
+    start = begin_checked(folder, task, labels, **options)
     torch.manual_seed(1)
     model = build_model(start.config)
     start.initialise(model)

@@ -40,11 +40,6 @@ def test_the_average_is_the_mean_of_each_tensor(tmp_path: Path) -> None:
     assert torch.equal(averaged["b"], expected * 2)
 
 
-def test_no_checkpoints_have_no_average() -> None:
-    with pytest.raises(ValueError, match="no checkpoints"):
-        average([])
-
-
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS, TOKENIZER])
 def test_a_missing_file_is_named(checkpoint: Path, name: str) -> None:
     (checkpoint / name).unlink()

@@ -307,8 +307,6 @@ def test_a_run_is_fine_tuned(data: Path, runs: Path, tmp_path: Path, capsys: pyt
     assert main([*arguments, "--epochs", "1", "--threads", "1"]) == 0
     assert "starts from the weights of" in capsys.readouterr().err
     assert read_train_config(run / "train.json").learning_rate == 3e-4
-    assert main([*arguments, "--run", str(tmp_path / "other"), "--size", "base"]) == 2
-    assert "--size cannot be combined with --from" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_child")
@@ -428,7 +426,6 @@ def test_other_impossible_runs_are_errors_of_one_line(
     assert "lacks the special tokens <|im_start|>" in refused(
         "language-model", chat, "--run", new, "--tokenizer", str(tokenizer)
     )
-    assert "missing file" in refused("language-model", chat, "--run", new, "--tokenizer", str(tmp_path / "none"))
     with pytest.raises(SystemExit, match="2"):
         main(["train", "language-model", chat, "--run", new, "--from", str(runs / "encoder")])
     assert "is a model of architecture encoder, which cannot be trained" in capsys.readouterr().err
@@ -440,6 +437,13 @@ def test_other_impossible_runs_are_errors_of_one_line(
     assert "; add --multi-label to train with several" in refused("classification", str(several), "--run", new)
     table = write(tmp_path / "table.csv", "text,lable", "some words,a")
     assert f"{table}, line 2: missing field 'label'" in refused("classification", str(table), "--run", new)
+    # Options are checked before the data.
+    none = ("language-model", str(tmp_path / "none"), "--run", new)
+    assert "--lora needs --from" in refused(*none, "--lora", "4")
+    assert "--size cannot be combined with --from" in refused(*none, "--from", "smollm2", "--size", "tiny")
+    assert "missing file x; name a tokenizer.json" in refused(*none, "--tokenizer", "x")
+    contradiction = ("--batch-tokens", "9", "--max-length-tokens", "10")
+    assert "must be at most --batch-tokens (9), got 10" in refused(*none, *contradiction)
     assert main(["train", "encoder", str(data / "translation"), "--run", str(runs / "encoder")]) == 2
     assert "contains a run with other data; choose another folder" in capsys.readouterr().err
     assert main(["train", "language-model", chat, "--run", new, *SMALL, "--batch-tokens", "9"]) == 2

@@ -117,7 +117,7 @@ def test_several_labels_are_a_list_or_separated_by_bars(tmp_path: Path) -> None:
         assert read(tmp_path / name, "classification", multi_label=True) == expected
 
 
-@pytest.mark.parametrize(("value", "label"), [(3, "3"), (-1, "-1"), (True, "true"), (False, "false")])
+@pytest.mark.parametrize(("value", "label"), [(3, "3"), (3.0, "3"), (-1, "-1"), (True, "true"), (False, "false")])
 def test_a_label_may_be_an_integer_or_a_boolean(tmp_path: Path, value: object, label: str) -> None:
     write_jsonl(tmp_path / "a.jsonl", ["text", "label"], [("one", value)])
     assert read(tmp_path / "a.jsonl", "classification") == [LabelledRecord("one", (label,))]
@@ -214,8 +214,8 @@ def test_a_paired_surrogate_is_a_character(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("1.5", "line 1: label must be a string, an integer or a boolean, got a number"),
-        ("null", "line 1: label must be a string, an integer or a boolean, got null"),
+        ("1.5", "line 1: label must be a string, an integer or a boolean, got a number; correct or remove it"),
+        ("null", "line 1: label must be a string, an integer or a boolean, got null; correct or remove it"),
         ("NaN", f"line 1: JSON error: NaN is not a JSON value; {ONE_PAIR}"),
         ('["a"]', "line 1: label is a list; add --multi-label to train with several labels a text"),
         ('" "', "line 1: label is blank; add a name in each row (merged cells have it only in their first row)"),

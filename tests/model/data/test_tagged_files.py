@@ -122,12 +122,21 @@ def test_overlapping_entities_are_counted_and_the_longest_kept(tmp_path: Path) -
     )  # without the space at 14
 
 
+def test_annotations_that_were_not_accepted_are_left_out(tmp_path: Path) -> None:
+    file, answers = tmp_path / "prodigy.jsonl", ("accept", "reject", "ignore")
+    rows = ({"text": TEXT, "spans": SPANS, "_input_hash": 1, "answer": answer} for answer in answers)
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    accepted, *others = [record for _, record in read_records((file,), Reading("tagging"))]
+    assert isinstance(accepted, TaggedRecord) and others == ["rejected", "rejected"]
+
+
 WRONG = {
     "a.conll": [
         ("Anna B-PER\nsaw\n", r"line 2: expected 2 columns as in most lines, got 1; each line needs a word and its"),
         ("Anna B-PER\n\nLi PER\n", r"line 3: 'PER' is no tag: it is not O and has no prefix such as B- or I-; each"),
         ("One text\nand another text\n", "expected 2 columns as in most lines, got 3"),
         ("Anna (PERSON*\n", "line 1: '\\(PERSON\\*' is no tag"),
+        ("1 Anna _\n2 saw SpaceAfter=No\n", "line 2: 'SpaceAfter=No' is no tag"),
     ],
     "a.csv": [
         ("text,label\nOne text,A\n", "line 2: 'A' is no tag"),

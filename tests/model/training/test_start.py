@@ -24,7 +24,16 @@ from sightline.model.checkpoint import load_metadata, load_model, load_tensors, 
 from sightline.model.config import ClassifierConfig, PretrainedConfig, model_config_to_json, read_model_config
 from sightline.model.data.tokenizer_training import check_tokenizer
 from sightline.model.training.start import Start, start_from
-from tests.model.pretrained_folders import TEMPLATE, begin, check_here, write_decoder, write_encoder, write_translator
+from tests.export.test_jina import write_model as write_jina
+from tests.model.pretrained_folders import (
+    TEMPLATE,
+    begin,
+    begin_checked,
+    check_here,
+    write_decoder,
+    write_encoder,
+    write_translator,
+)
 from tests.support.tables import read_table
 from tests.zoo.folders import modules
 from tests.zoo.models import edit_config
@@ -264,7 +273,9 @@ def test_a_run_of_a_pretrained_model_is_continued(tmp_path: Path) -> None:
 
 def refused(folder: Path, task: Any = "encoder", **options: Any) -> str:
     with pytest.raises((UsageError, ImportFailedError)) as caught:
-        begin(folder, task, ["a", "b"] if task == "classification" else (), **options)
+        begin_checked(
+            folder, task, ["a", "b"] if task == "classification" else (), **options
+        )  # before data are encoded
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -300,6 +311,12 @@ def test_configurations_that_cannot_be_trained(changes: dict[str, Any], expected
     write_encoder(tmp_path / "from", "bert")
     edit_config(tmp_path / "from", **changes)
     assert expected in refused(tmp_path / "from")
+
+
+def test_a_family_with_code_of_its_own_cannot_be_trained(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "from", "bert")
+    write_jina(tmp_path / "from", "small")
+    assert "of the family jina_bert can be imported at most, not trained" in refused(tmp_path / "from")
 
 
 def test_tasks_that_do_not_suit_the_family(tmp_path: Path, run: Path) -> None:
