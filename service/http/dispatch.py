@@ -196,7 +196,7 @@ class ErrorSender:
                 await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)
             except ApiError as error:
                 if error.code in ("overloaded", "rate_limit_exceeded"):
-                    await self._service.rejection_pacer.wait()
+                    error.retry_after_s = (error.retry_after_s or 0) + await self._service.rejection_pacer.wait()
                 await _send_error(call, send, error)
             except ClientGoneError:
                 call.code = CLIENT_GONE

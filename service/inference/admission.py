@@ -11,9 +11,10 @@ from sightline.service.api_errors import ApiError, Limit
 from sightline.service.engine.request import FailureCode
 from sightline.service.engine.throughput import Throughput
 
-REJECTIONS_PER_S = 500  # rejections beyond this rate are delayed
+REJECTIONS_PER_S = 100  # rejections beyond this rate are delayed
 REJECTION_BURST = 100
 MAX_REJECTION_DELAY_S = 1.0
+MAX_LATER_S = 10.0  # added to the Retry-After of delayed rejections
 SLICES = 4  # a call holds at most 1 / SLICES of the waiting sequences and source tokens
 ADDRESS_SHARE = 3  # an address must leave 1 / ADDRESS_SHARE of what it holds free for others
 
@@ -235,19 +236,22 @@ class RejectionPacer:
         self._next = 0.0  # time at which the next rejection may be sent
         self._num_delayed = 0
 
-    async def wait(self) -> None:
-        """Delay a rejection."""
-        if self._num_delayed >= self._max_delayed:
-            return
+    async def wait(self) -> int:
+        """Delay a rejection, and return how many seconds later than usual its client should retry,
+        so that the calls of clients that do so do not exceed the rate.
+        """
         now = self._clock()
         self._next = max(self._next, now - REJECTION_BURST / REJECTIONS_PER_S)
-        self._next = min(self._next + 1 / REJECTIONS_PER_S, now + MAX_REJECTION_DELAY_S)
-        if self._next > now:
+        self._next = min(self._next + 1 / REJECTIONS_PER_S, now + MAX_REJECTION_DELAY_S + MAX_LATER_S)
+        ahead = self._next - now
+        delay = min(ahead, MAX_REJECTION_DELAY_S)
+        if delay > 0 and self._num_delayed < self._max_delayed:
             self._num_delayed += 1
             try:
-                await asyncio.sleep(self._next - now)
+                await asyncio.sleep(delay)
             finally:
                 self._num_delayed -= 1
+        return int(max(0.0, ahead - delay))
 
 
 class ResponseMemory:

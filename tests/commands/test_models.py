@@ -133,7 +133,7 @@ def test_a_chosen_default_precedes_the_others(folder: Path, capsys: pytest.Captu
         f"error: {folder} has no model tox (did you mean toy?); it has toy-classifier, second, toy\n"
     )
     file.write_bytes(b"\xff")
-    assert main(["models", "default", *bundles]) == 2
+    assert main(["models", "default", *bundles]) == 1
     assert f"{file} cannot be read: it is not UTF-8; write it again" in capsys.readouterr().err
 
 

@@ -279,19 +279,19 @@ def test_few_rejections_are_sent_at_once_and_many_are_spread_over_time(monkeypat
     monkeypatch.setattr("asyncio.sleep", AsyncMock(side_effect=delays.append))
     pacer = RejectionPacer(1, lambda: now)
 
-    async def reject(count: int) -> None:
-        for _ in range(count):
-            await pacer.wait()
+    async def reject(count: int) -> list[int]:
+        return [await pacer.wait() for _ in range(count)]
 
-    asyncio.run(reject(100))
+    assert asyncio.run(reject(100)) == [0] * 100
     assert delays == []
-    asyncio.run(reject(600))
+    later = asyncio.run(reject(1500))
     assert delays == sorted(delays)
-    assert delays[0] == pytest.approx(1 / 500, abs=1e-6)
+    assert delays[0] == pytest.approx(1 / 100, abs=1e-6)
     assert delays[-1] == pytest.approx(1.0)  # never longer
-    now += 10.0
-    asyncio.run(reject(1))
-    assert len(delays) == 600
+    assert (later[:200], later[350], later[-1]) == ([0] * 200, 2, 10)
+    now += 20.0
+    assert asyncio.run(reject(1)) == [0]
+    assert len(delays) == 1500
 
 
 def test_rejections_are_sent_at_once_while_the_largest_number_is_delayed() -> None:
