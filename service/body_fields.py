@@ -30,7 +30,6 @@ P = ParamSpec("P")
 
 MAX_INPUTS = 2048  # upper bound of SIGHTLINE_MAX_INPUTS, which calls are checked against when they are admitted
 MAX_NESTING = 64  # of objects and lists in a JSON value
-MAX_WORD_CHARACTERS = 128
 MAX_ID = 2**31 - 1  # beyond every vocabulary, and still exact in every JSON reader
 # A character that `str.strip` keeps, spelled out because languages define `\s` differently.
 NOT_BLANK = r"[^\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
@@ -274,21 +273,8 @@ def described_as(kind: Any) -> BeforeValidator:
     return BeforeValidator(lambda value: value, json_schema_input_type=kind)
 
 
-def check_word(value: Any) -> str:
-    """Return a string with more than whitespace, and no longer than any token.
-
-    Raises `PydanticCustomError` for any other value.
-    """
-    word = check_text(value)
-    if len(word) > MAX_WORD_CHARACTERS:
-        message = f"It must have at most {MAX_WORD_CHARACTERS} characters, got {len(word)}."
-        raise field_error("invalid_parameter", message)
-    return word
-
-
 TEXT_SCHEMA: dict[str, Any] = {"type": "string", "pattern": NOT_BLANK}
 Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(TEXT_SCHEMA)]
-Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]
 ListOfInputs = Annotated[list[T], Field(min_length=1, max_length=MAX_INPUTS)]
 TextOrTexts = Annotated[Texts, PlainValidator(check_texts, json_schema_input_type=Text | ListOfInputs[Text])]
 TextsWithoutIds = Annotated[

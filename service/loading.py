@@ -39,7 +39,6 @@ from sightline.service.engine.request import (
     Failed,
     GenerateRequest,
     Request,
-    SimilarRequest,
 )
 from sightline.service.engine.worker import Worker
 from sightline.service.inference.changes import new_service
@@ -432,8 +431,6 @@ def _known_requests(manifest: Manifest) -> Iterator[tuple[Task, Request]]:
     yield "encode", EncodeRequest(name, source, math.inf, return_labels=bool(manifest.labels))
     if "sparse" in manifest.tasks:
         yield "sparse", EncodeRequest(name, source, math.inf, return_largest=True)
-    if "similar" in manifest.tasks:
-        yield "similar", SimilarRequest(name, source[:1], math.inf)
     if "generate" in manifest.tasks:
         source = source[: limits.max_target_tokens]
         parameters = GenerateParameters(max_new_tokens=len(source), min_new_tokens=len(source))

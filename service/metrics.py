@@ -28,14 +28,12 @@ from sightline.service.api_errors import CLIENT_GONE, ERRORS, Limit
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.request import (
-    Compared,
     Encoded,
     EncodeRequest,
     Event,
     Generated,
     GenerateRequest,
     Request,
-    SimilarRequest,
     Timings,
 )
 from sightline.service.logs import num_dropped_lines
@@ -434,9 +432,6 @@ class ModelMetrics(EngineObserver):
         elif isinstance(event, Encoded):
             assert isinstance(request, EncodeRequest)
             self._count_success(len(request.source_ids), "encoded", event.timings)
-        elif isinstance(event, Compared):
-            assert isinstance(request, SimilarRequest)
-            self._count_success(len(request.token_ids), "compared", event.timings)
 
     def _count_success(self, num_tokens: int, reason: str, timings: Timings) -> None:
         self._of("prompt_tokens").inc(num_tokens)

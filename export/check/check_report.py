@@ -20,7 +20,6 @@ KINDS = {
     "decoder": "attention maps",
     "cross": "attention maps",
     "states": "states",
-    "cosines": "cosines of tokens",
 }
 MAPS = tuple(kind for kind, words in KINDS.items() if words == "attention maps")
 

@@ -91,7 +91,6 @@ class Sessions:
     manifest: Manifest
     encoder: Any  # None if the model is decoder-only
     decoder: Any  # a DecoderSession, None if the model does not generate text
-    similar: Any  # None if the bundle has no such graph
 
 
 def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
@@ -101,7 +100,7 @@ def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
         return None if graph is None else open_session(folder / graph.file, threads=1)
 
     decoder = manifest.decoder and DecoderSession(folder / manifest.decoder.file, manifest.states, threads=1)
-    return Sessions(manifest, load(manifest.encoder), decoder, load(manifest.similar))
+    return Sessions(manifest, load(manifest.encoder), decoder)
 
 
 def default_language_ids(manifest: Manifest) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

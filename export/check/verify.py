@@ -50,8 +50,6 @@ LENGTHS = (19, 6, 1)  # of the short random texts
 NEW_TOKENS = 5  # tokens that are generated after each random text
 SENTENCE_TOKENS = 32  # tokens that are generated after each sentence of the user
 BATCH_ROWS = 16  # sentences of the user that are verified at a time
-COMPARED_TOKENS = 64  # tokens whose cosines with all tokens are compared
-VOCABULARY_BLOCK = 8192  # tokens whose cosines the reference computes at a time
 CHUNK = 7  # tokens of a short prompt that a decoder-only graph reads at a time
 # The long text is as long as the model allows within these limits of one evaluation of the
 # reference: multiply-adds with weights, which limit the time, and attention scores of one layer,
@@ -377,9 +375,6 @@ def verify(
             differences.setdefault(name.partition(".")[0], []).append((difference, limits[name]))
         numbers = _count_generations(new_tokens, texts, exact, limits)
         different, close = different + numbers[0], close + numbers[1]
-    if manifest.similar is not None:
-        table = "embedding.weight" if "embedding.weight" in weights else "encoder.embedding.weight"
-        differences["cosines"] = [compare_cosines(open_session(folder / manifest.similar.file), weights.read(table))]
     advice = "" if manifest.origin is None else "; please report this checkpoint"
     raise_if_exceeded(f"{folder} and its checkpoint", differences, different, tolerance, advice)
     has_scores = model.decoder is not None or model.head is not None or model.predictions is not None
@@ -406,26 +401,6 @@ def _sentence_inputs(
         sources = ordered[start : start + BATCH_ROWS]
         new_tokens = min(SENTENCE_TOKENS, manifest.max_new_tokens_for(len(sources[0])))
         yield sources, [list(manifest.decoder_prompt_ids(source)) for source in sources], max(1, new_tokens)
-
-
-def compare_cosines(session: Any, table: Array) -> Difference:
-    """Compare the cosines of evenly spaced tokens with all tokens of a table (V, M)."""
-    ids = np.linspace(0, len(table) - 1, COMPARED_TOKENS, dtype=np.int64)
-    (cosines,) = session.run(["cosines"], {"token_ids": ids})
-
-    def units(rows: Array) -> Array:
-        rows = rows.astype(np.float64)
-        lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
-        return np.asarray(rows / np.where(lengths == 0, 1.0, lengths))  # the graph returns 0 for a row of zeros
-
-    chosen = units(table[ids])
-    largest = 0.0
-    for start in range(0, len(table), VOCABULARY_BLOCK):
-        stop = start + VOCABULARY_BLOCK
-        difference = cosines[:, start:stop] - chosen @ units(table[start:stop]).T
-        largest = float(np.maximum(largest, max_abs(difference)))  # keeps NaN
-    # Both lengths and the product are sums of `width` terms whose squares add up to at most 1.
-    return largest, MARGIN * 2 * rounding_error(table.shape[1])
 
 
 def differences_of(graph_outputs: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:

@@ -43,7 +43,6 @@ def pack_graph(model: onnx.ModelProto, folder: Path, weights: WeightFile) -> onn
     graph = model.graph
     widened = {node.input[0]: node for node in graph.node if node.op_type == "Cast"}
     constants, nodes, replaced = list[TensorProto](), list[NodeProto](), set[str]()
-    matrices = dict[str, Floats]()  # rounded, by the name of the float32 value
     for tensor in graph.initializer:
         array = numpy_helper.to_array(tensor, str(folder))
         is_half = array.dtype == np.float16 and tensor.name in widened
@@ -54,21 +53,10 @@ def pack_graph(model: onnx.ModelProto, folder: Path, weights: WeightFile) -> onn
         if is_half:
             replaced.add(name)
         codes, scales = round_matrix(array.astype(np.float32))
-        matrices[name] = codes * scales
         constants.append(external_tensor(f"{name}.codes", codes, weights))
         constants.append(external_tensor(f"{name}.scales", scales, weights))
         nodes.append(helper.make_node("Cast", [f"{name}.codes"], [f"{name}.steps"], to=TensorProto.FLOAT))
         nodes.append(helper.make_node("Mul", [f"{name}.steps", f"{name}.scales"], [name]))
-    constants = [_norms(constant, matrices) if constant.name.endswith(".norms") else constant for constant in constants]
     nodes += (node for node in graph.node if node.output[0] not in replaced)
     packed = helper.make_graph(nodes, graph.name, graph.input, graph.output, constants)
     return helper.make_model(packed, opset_imports=model.opset_import, ir_version=model.ir_version)
-
-
-def _norms(tensor: TensorProto, matrices: dict[str, Floats]) -> TensorProto:
-    """Return the norms of the rows of a rounded matrix, which the graph `similar` divides by."""
-    matrix = matrices.get(tensor.name.removesuffix(".norms"))
-    if matrix is None:
-        return tensor
-    lengths = np.linalg.norm(matrix, axis=1)
-    return numpy_helper.from_array(np.where(lengths == 0, 1, lengths).astype(np.float32), tensor.name)

@@ -47,6 +47,7 @@ PAIR_LEVELS = 127
 EXACT_ROWS = 256  # rows that `exact_blocks` examines at once, to limit memory
 FRACTION_BITS = 40  # of the fixed-point numbers in which it computes divisors
 SMALLEST_RANGE = 1e-20  # of the activations of a row; a row of zeros has this range
+EMBEDDING = "embedding"  # name of the table of tokens that a model has for sources and targets
 
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -138,15 +139,17 @@ def quantize_graphs(
     """Quantize the constant products of graphs.
 
     A product is a `MatMul` or `Gemm` with a constant matrix, and the constant bias that is added to
-    it. An embedding table of a `Gather` is quantized group-wise if a quantized product in one of
-    the graphs has the same matrix, by name and layout. If that product is group-wise too, both use
-    the same bytes. Other constants are not changed.
+    it. An embedding table of a `Gather` is quantized group-wise if it is `EMBEDDING`, unless
+    the projection stays in float32, or if a quantized product in one of the graphs has the same
+    matrix, by name and layout. If that product is group-wise too, both use the same bytes. Other
+    constants are not changed.
 
     The graphs have external weights in `folder`, as `GraphBuilder` builds them. The scheme
     `per-tensor` needs the ranges of the activations; it raises `ValueError` if one is missing or 0.
     Without ranges, channels of a decoder-only model are not smoothed.
     """
-    tables = {
+    tables = {EMBEDDING} if recipe.projection != "float32" else set()
+    tables |= {
         product.weight
         for model in models
         for product in products(model.graph)
@@ -159,7 +162,7 @@ def quantize_graphs(
 
 
 def _scheme(graph: onnx.GraphProto, product: Product, recipe: QuantizationRecipe) -> QuantScheme:
-    if graph.name in ("similar", "predict"):  # products with the table share it with its lookup
+    if graph.name == "predict":  # products with the table share it with its lookup
         scheme = recipe.projection if product.transposed else recipe.schemes["encoder"]
         return "float32" if scheme == "float32" else "group-wise"
     group: LayerGroup = "projection" if product.output in PROJECTIONS else "layers"

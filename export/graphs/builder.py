@@ -122,10 +122,10 @@ class GraphBuilder:
         self._initializers[name] = external_tensor(name, array, self._weights)
         return name
 
-    def constant(self, value: float | Sequence[float], dtype: type[np.generic], name: str = "") -> str:
-        """Add a small constant inside the graph; by default its name is derived from its value."""
+    def constant(self, value: float | Sequence[float], dtype: type[np.generic]) -> str:
+        """Add a small constant inside the graph; its name is derived from its value."""
         array: NDArray[np.generic] = np.array(value, dtype)
-        name = name or f"{array.dtype.name}_{value}".replace(" ", "")
+        name = f"{array.dtype.name}_{value}".replace(" ", "")
         self._initializers.setdefault(name, onnx.numpy_helper.from_array(array, name))
         return name
 

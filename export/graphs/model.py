@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from sightline.base.bundle import AttentionMaps, LabelKind, State, Task
 from sightline.export.families.description import Description
@@ -14,7 +12,7 @@ from sightline.export.graphs.builder import GraphBuilder, WeightFile
 from sightline.export.graphs.decoder import decoder_graph, states
 from sightline.export.graphs.encoder_graph import encoder_graph
 from sightline.export.graphs.layers import LayerBuilder, activation
-from sightline.export.graphs.nodes import FLOAT, INT64
+from sightline.export.graphs.nodes import FLOAT
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,6 @@ class Graphs:
 
     encoder: onnx.ModelProto | None  # None for decoder-only models
     decoder: onnx.ModelProto | None  # None for models that generate no text
-    similar: onnx.ModelProto | None  # None for models with two vocabularies
     states: tuple[State, ...]
     attention: tuple[AttentionMaps, ...]
     decoder_start: Literal["start_token", "source"] = "start_token"
@@ -45,7 +42,6 @@ class Graphs:
             "answer": kind == "span",
             "fill-mask": self.predict is not None,
             "sparse": self.predict is not None,
-            "similar": self.similar is not None,
         }
         return tuple(task for task, is_possible in can_do.items() if is_possible)
 
@@ -54,12 +50,9 @@ def build_graphs(model: Description, weights: Weights, file: WeightFile) -> Grap
     """Build the graphs of a described model; their constants are added to `file`."""
     encoder = None if model.encoder is None else encoder_graph(model, weights, file)
     decoder = None if model.decoder is None else decoder_graph(model, weights, file)
-    table = next(name for name in ("embedding.weight", "encoder.embedding.weight") if name in weights)
-    embedding = weights.read(table)
     return Graphs(
         encoder,
         decoder,
-        similar_graph(embedding, file) if model.source_vocabulary is None else None,
         states(model),
         attention_maps(model),
         "source" if model.is_decoder_only else "start_token",
@@ -93,27 +86,6 @@ def attention_maps(model: Description) -> tuple[AttentionMaps, ...]:
         outputs, heads = ("decoder_attention",), stack.attention[0].heads
         maps.append(AttentionMaps(kind="decoder", outputs=outputs, layers=stack.layers, heads=heads))
     return tuple(maps)
-
-
-def similar_graph(table: NDArray[np.float32], weights: WeightFile) -> onnx.ModelProto:
-    """Build the graph that maps `token_ids` (N,) to their `cosines` (N, V) with all tokens.
-
-    They are cosines of rows of the table (V, M). The cosine with an embedding of zeros is 0.
-    """
-    graph = GraphBuilder("similar", weights)
-    token_ids = graph.input("token_ids", INT64, ("tokens",))
-    lengths = np.linalg.norm(table, axis=1)
-    # The norms are stored inside the graph, so that the weight file only has tensors that other
-    # graphs use too.
-    norms = graph.constant(np.where(lengths == 0, 1.0, lengths).tolist(), np.float32, "embedding.norms")
-    embedding = graph.weight("embedding", table)
-    own_norms = graph.add("Unsqueeze", graph.add("Gather", norms, token_ids), graph.constant([1], np.int64))  # (N, 1)
-    units = graph.add("Div", graph.add("Gather", embedding, token_ids), own_norms)  # (N, M)
-    # The same operator as the output projection (`sightline.export.graphs.nodes.scores`), so that
-    # both are quantized together.
-    products = graph.add("Gemm", units, embedding, transB=1)  # (N, V)
-    graph.add("Div", products, norms, output=graph.output("cosines", FLOAT, ("tokens", len(table))))
-    return graph.build()
 
 
 def predict_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto | None:

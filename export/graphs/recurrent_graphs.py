@@ -1,4 +1,4 @@
-"""The graphs of a recurrent encoder-decoder: encoder, one decoder step, and similarity of tokens.
+"""The graphs of a recurrent encoder-decoder: encoder and one decoder step.
 
 `sightline.model.architectures.recurrent` names the equations.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sightline.base.bundle import AttentionMaps, State, Window
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
-from sightline.export.graphs.model import Graphs, similar_graph
+from sightline.export.graphs.model import Graphs
 from sightline.export.graphs.nodes import (
     FLOAT,
     INT32,
@@ -49,7 +49,6 @@ def build(model: RecurrentModel, file: WeightFile) -> Graphs:
     return Graphs(
         encoder_graph(model, file),
         _Step(model, file).build(),
-        similar_graph(model.embedding.weight.detach().numpy(), file),
         states(model),
         attention_maps(model.config),
     )

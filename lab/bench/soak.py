@@ -210,7 +210,6 @@ def all_calls(cards: Sequence[Body], texts: Iterable[str]) -> Iterator[Call]:
             Call("/v1/fill-mask", {"model": model, "inputs": f"{text[:50]} {mask}"}) for mask in ("[MASK]", "<mask>")
         ],
         "sparse": lambda model, text, number: [Call(f"/embed_sparse?model={model}", {"inputs": text[:50]})],
-        "similar": lambda model, text, number: [Call("/v1/similar", {"model": model, "token": "a"})],
         "chat": _chats,
         "languages": _translations,
     }

@@ -30,7 +30,6 @@ from lab.study import (
     quality,
     recall,
     sentence,
-    similar,
     speed,
     tags,
     terms,
@@ -56,7 +55,6 @@ STEPS: Sequence[Step] = (
     linformer,
     recall,
     ghost_attention,
-    similar,
     terms,
     documents,
     tags,
@@ -67,8 +65,7 @@ RESULTS = Path("lab/study/results")
 LAB_DOCS = Path("lab/docs")
 DOCUMENTS = (
     Path("docs/research/attention.md"),
-    *(LAB_DOCS / name for name in ("attention-study.md", "attention-tables.md", "similar.md")),
-    Path("docs/explanation/quantization.md"),
+    *(LAB_DOCS / name for name in ("attention-study.md", "attention-tables.md")),
     Path("docs/research/translation.md"),
     Path("docs/research/omitted-words.md"),
 )

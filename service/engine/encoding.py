@@ -7,14 +7,14 @@ import numpy as np
 from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, TOKEN_LABEL_KINDS, Manifest
 from sightline.service.engine.checks import checked_outputs
 from sightline.service.engine.recorded_maps import ENCODER_KINDS, map_outputs
-from sightline.service.engine.request import EncodeRequest, GenerateRequest, SourceRequest
+from sightline.service.engine.request import EncodeRequest, GenerateRequest, Request
 from sightline.service.runtime.runner import Array, Runner
 
 # Positions whose logits are computed at a time for the largest logit of each token.
 PREDICTED_ROWS = 64
 
 
-def encoder_outputs(manifest: Manifest, requests: Iterable[SourceRequest]) -> tuple[str, ...]:
+def encoder_outputs(manifest: Manifest, requests: Iterable[Request]) -> tuple[str, ...]:
     """Return the encoder outputs that a batch needs, in the order of the graph."""
     names: set[str | None] = set()
     for request in requests:

@@ -30,7 +30,6 @@ from sightline.service.engine.prefix_cache import PrefixCache
 from sightline.service.engine.recorded_maps import Maps, encoder_maps, prompt_block, record_step
 from sightline.service.engine.request import (
     Cancelled,
-    Compared,
     Encoded,
     EncodeRequest,
     Event,
@@ -38,7 +37,6 @@ from sightline.service.engine.request import (
     Generated,
     GenerateRequest,
     Request,
-    SimilarRequest,
     TokenEvent,
     call_of,
 )
@@ -69,7 +67,7 @@ class Engine:
     New requests join the running batch between two decoder steps. `step` must always be called from
     the same thread; `submit`, `cancel`, `terminate` and the properties are thread-safe.
     The sink of each submitted request receives exactly one final event: Generated, Encoded,
-    Compared, Failed or Cancelled.
+    Failed or Cancelled.
     """
 
     def __init__(
@@ -94,11 +92,10 @@ class Engine:
         self._observer = observer or EngineObserver()
         self._alone_s = alone_s
         self._ids = count()
-        self._max_batch_tokens = max_batch_tokens
         self._reserved_rows = runner.max_rows // ROWS_PER_RESERVED
         if self._manifest.is_decoder_only:
-            self._max_batch_tokens = sys.maxsize  # prompts are computed one at a time, not in a padded batch
-        self._scheduler = Scheduler(self._max_batch_tokens, self._reserved_rows)
+            max_batch_tokens = sys.maxsize  # prompts are computed one at a time, not in a padded batch
+        self._scheduler = Scheduler(max_batch_tokens, self._reserved_rows)
         # Requests that wait or are being encoded, by id. A request is added to the next container
         # before it is removed from the previous one, so that no other thread misses it in a count.
         self._waiting: dict[int, ActiveRequest] = {}
@@ -219,9 +216,8 @@ class Engine:
                 self._arrived.popleft()
                 self._finish(active, Failed("internal"))
                 continue
-            # A SimilarRequest uses no encoder. It counts as a full batch, and so runs alone.
-            tokens = self._max_batch_tokens if isinstance(request, SimilarRequest) else len(request.source_ids)
-            self._scheduler.add(WaitingSequence(active.id, call_of(request), tokens, rows, request.deadline))
+            num_tokens = len(request.source_ids)
+            self._scheduler.add(WaitingSequence(active.id, call_of(request), num_tokens, rows, request.deadline))
             self._waiting[active.id] = active
             self._arrived.popleft()
         for active in cancelled:
@@ -233,8 +229,6 @@ class Engine:
 
         Use cases check the requests of clients. Any other mistake raises, and fails one request.
         """
-        if isinstance(request, SimilarRequest):
-            return True
         manifest, num_source_tokens = self._manifest, len(request.source_ids)
         fits = rows <= self._runner.max_rows and 0 < num_source_tokens <= manifest.limits.max_source_tokens
         if not isinstance(request, GenerateRequest):
@@ -266,25 +260,11 @@ class Engine:
     def _run(self, batch: Sequence[ActiveRequest], started: float) -> None:
         for active in batch:
             active.encode_started = started
-        if isinstance(batch[0].request, SimilarRequest):
-            self._compare(batch[0], batch[0].request)
-        elif self._manifest.is_decoder_only:
+        if self._manifest.is_decoder_only:
             for active in batch:
                 self._admit_to_prefill(active)
         else:
             self._encode_batch(batch)
-
-    def _compare(self, active: ActiveRequest, request: SimilarRequest) -> None:
-        try:
-            cosines = self._runner.compare(np.array(request.token_ids, np.int64)).astype(np.float32)
-            if not np.isfinite(cosines).all():
-                raise NonFiniteError
-        except Exception:
-            logger.exception("comparison of tokens failed")
-            self._finish(active, Failed("internal"))
-            return
-        active.encode_ended = self._clock()
-        self._finish(active, Compared(cosines, active.timings(active.encode_ended)))
 
     def _tokens_in(self, seconds: float) -> float:
         """Return how many tokens of an encoder batch take this time; 0 until it is known."""
@@ -303,7 +283,7 @@ class Engine:
             succeeded = any(alone)
         if succeeded:
             self._failures.on_success("encoder")
-            longest = max(len(active.source_request.source_ids) for active in batch)
+            longest = max(len(active.request.source_ids) for active in batch)
             self._token_s = _moved(self._token_s, (self._clock() - started) / (len(batch) * longest))
         else:
             self._note_failure("encoder", batch[0])
@@ -315,7 +295,7 @@ class Engine:
             now = self._clock()
             for active in batch:
                 active.encode_ended = now
-            num_tokens = [len(active.source_request.source_ids) for active in batch]
+            num_tokens = [len(active.request.source_ids) for active in batch]
             non_finite = find_non_finite(self._manifest.states, encoded, num_tokens)
             newcomers = self._start_generations(batch, encoded, non_finite)
             if newcomers:
@@ -333,12 +313,12 @@ class Engine:
         return True
 
     def _run_encoder(self, batch: Sequence[ActiveRequest]) -> Mapping[str, Array]:
-        lengths = np.array([len(active.source_request.source_ids) for active in batch], np.int32)  # (B,)
+        lengths = np.array([len(active.request.source_ids) for active in batch], np.int32)  # (B,)
         ids = np.full((len(batch), lengths.max()), self._manifest.tokens.pad_id, np.int64)  # (B, S)
         for row, active in enumerate(batch):
-            ids[row, : lengths[row]] = active.source_request.source_ids
+            ids[row, : lengths[row]] = active.request.source_ids
         started = self._clock()
-        requests = [active.source_request for active in batch]
+        requests = [active.request for active in batch]
         encoded = self._runner.run_encoder(ids, lengths, encoder_outputs(self._manifest, requests))
         self._notify(self._observer.on_encode, len(batch), int(lengths.sum()), ids.size, self._clock() - started)
         return encoded
@@ -389,7 +369,7 @@ class Engine:
 
     def _admit_to_prefill(self, active: ActiveRequest) -> None:
         """Assign rows to a request, and add its prompt to those that are being read."""
-        request = active.source_request
+        request = active.request
         owner: Generation | PromptEncoding
         try:
             if isinstance(request, GenerateRequest):

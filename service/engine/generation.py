@@ -19,8 +19,6 @@ from sightline.service.engine.request import (
     FinishReason,
     GenerateRequest,
     Request,
-    SimilarRequest,
-    SourceRequest,
     StopCondition,
     Target,
     Timings,
@@ -47,12 +45,6 @@ class ActiveRequest:
     encode_ended: float = 0.0
     has_ended: bool = False
 
-    @property
-    def source_request(self) -> SourceRequest:
-        """The request, if it is known to have a source."""
-        assert not isinstance(self.request, SimilarRequest), "a SimilarRequest has no source"
-        return self.request
-
     def timings(self, now: float) -> Timings:
         """Return the durations of a request that finishes at `now` with a result."""
         return Timings(
@@ -71,7 +63,7 @@ class RowOwner:
 
     prefill_ids: tuple[int, ...] = ()  # the prompt of a decoder-only model
 
-    def __init__(self, active: ActiveRequest, request: SourceRequest) -> None:
+    def __init__(self, active: ActiveRequest, request: Request) -> None:
         """Create an owner without rows; `request` is that of `active` with its own type."""
         self.active_request = active
         self.request = request

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import Manifest
-from sightline.service.engine.request import GenerateRequest, MapPart, SourceRequest
+from sightline.service.engine.request import GenerateRequest, MapPart, Request
 from sightline.service.runtime.runner import Array
 
 Maps = NDArray[np.float32]
@@ -23,9 +23,7 @@ STEP_KINDS = ("cross", "decoder")
 StepMap = tuple[Maps, int]
 
 
-def encoder_maps(
-    manifest: Manifest, encoded: Mapping[str, Array], index: int, request: SourceRequest
-) -> dict[str, Maps]:
+def encoder_maps(manifest: Manifest, encoded: Mapping[str, Array], index: int, request: Request) -> dict[str, Maps]:
     """Return maps (L, H, S, columns), without padding, that a request selects, by kind."""
     source_tokens, maps = len(request.source_ids), dict[str, Maps]()
     for kind in request.attention.intersection(ENCODER_KINDS):

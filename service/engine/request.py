@@ -162,18 +162,7 @@ class EncodeRequest:
     return_largest: bool = False  # return the largest logit of each token over all positions
 
 
-@dataclass(frozen=True)
-class SimilarRequest:
-    """Compare the embeddings of some tokens with those of all tokens."""
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    deadline: float
-    caller: str = ""  # see `GenerateRequest`
-
-
-SourceRequest = GenerateRequest | EncodeRequest  # requests that run the encoder
-Request = SourceRequest | SimilarRequest
+Request = GenerateRequest | EncodeRequest
 
 
 def call_of(request: Request) -> tuple[str, str]:
@@ -242,14 +231,6 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Result of a SimilarRequest."""
-
-    cosines: NDArray[np.float32]  # cosine similarity of each token to all tokens, (N, V)
-    timings: Timings
-
-
-@dataclass(frozen=True)
 class Failed:
     """Failure of a request."""
 
@@ -261,5 +242,5 @@ class Cancelled:
     """Final event of a cancelled request."""
 
 
-Final = Generated | Encoded | Compared | Failed | Cancelled  # the last event of every request
+Final = Generated | Encoded | Failed | Cancelled  # the last event of every request
 Event = TokenEvent | Final

@@ -17,7 +17,7 @@ import numpy as np
 
 from sightline.base.bundle import TOP_OUTPUTS, VOCABULARY_OUTPUTS, Manifest
 from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
-from sightline.service.engine.request import EncodeRequest, GenerateRequest, Request
+from sightline.service.engine.request import GenerateRequest, Request
 from sightline.service.engine.scheduler import RowCounts
 from sightline.service.runtime.runner import BLOCK_TOKENS, Array, Int32, Int64, Runner
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def num_rows(request: Request, manifest: Manifest) -> int:
     if isinstance(request, GenerateRequest):
         return request.parameters.num_beams
-    return int(manifest.is_decoder_only and isinstance(request, EncodeRequest))
+    return int(manifest.is_decoder_only)
 
 
 class Rows:

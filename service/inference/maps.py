@@ -20,7 +20,7 @@ from sightline.service.engine.request import (
     GenerateRequest,
     MapBudget,
     MapPart,
-    SourceRequest,
+    Request,
     Target,
 )
 from sightline.service.inference.call import AnyInputs, Call, Ids
@@ -314,7 +314,7 @@ class MapWriter:
         self._units = selection.units
         self._has_layout = selection.units == "words" or selection.statistics
         self._sources: list[SourceText] = []  # of each input, see `read_offsets`
-        self._requests: Sequence[SourceRequest] = ()  # see `check`
+        self._requests: Sequence[Request] = ()  # see `check`
         self._count = 0  # number of values returned so far
         self._memory = call.response_memory
         num_bytes: dict[str, int] = {of_kind.attention.kind: of_kind.bytes_per_column for of_kind in self._selections}
@@ -347,7 +347,7 @@ class MapWriter:
 
         self._sources = await call.tokenize(run, () if isinstance(inputs, IdLists) else inputs.texts)
 
-    def check(self, requests: Sequence[SourceRequest]) -> None:
+    def check(self, requests: Sequence[Request]) -> None:
         """Reject a response that is certain to be too large; otherwise reserve its memory."""
         self._requests = requests
         count, num_bytes = sum(map(self._min_cost, requests), np.zeros(2, np.int64)).tolist()
@@ -359,7 +359,7 @@ class MapWriter:
                 self.budget.remaining -= count
                 self.budget.use_bytes(num_bytes)
 
-    def _min_cost(self, request: SourceRequest) -> NDArray[np.int64]:
+    def _min_cost(self, request: Request) -> NDArray[np.int64]:
         """Return the minimum cost of all targets: values count for each, memory for each beam."""
         of_encoder = self._cost(request, 0)
         if isinstance(request, EncodeRequest):
@@ -424,7 +424,7 @@ class MapWriter:
             return EncoderAttention([word.text for word in words], [word.offsets for word in words], maps)
         return EncoderAttention(self._source_tokens(request), self._sources[index].offsets, maps)
 
-    def _layout(self, index: int, request: SourceRequest, ids: Sequence[int] = (), text: str = "") -> MapLayout:
+    def _layout(self, index: int, request: Request, ids: Sequence[int] = (), text: str = "") -> MapLayout:
         offsets = self._model.target_tokenizer.decoded_offsets(ids)
         return MapLayout(
             self._sources[index],
@@ -435,19 +435,19 @@ class MapWriter:
             self.has_prompt_rows,
         )
 
-    def _decoder_prompt_ids(self, request: SourceRequest) -> Sequence[int]:
+    def _decoder_prompt_ids(self, request: Request) -> Sequence[int]:
         """Return the ids before the target; forced tokens count as the last ones of the prompt."""
         prompt_ids = self._model.manifest.decoder_prompt_ids(request.source_ids)
         if isinstance(request, EncodeRequest):
             return prompt_ids
         return (*prompt_ids, *request.target_prefix[: request.num_forced])
 
-    def _source_tokens(self, request: SourceRequest) -> list[str]:
+    def _source_tokens(self, request: Request) -> list[str]:
         return [self._model.source_tokenizer.name(id_) for id_ in request.source_ids]
 
     def _maps(
         self,
-        request: SourceRequest,
+        request: Request,
         target_tokens: int,
         attention: Mapping[str, NDArray[np.float32]],
         layout: MapLayout | None,
@@ -464,12 +464,12 @@ class MapWriter:
             maps.append(selection.map_of(recorded, layout, alignment))
         return maps
 
-    def _cost(self, request: SourceRequest, target_tokens: int) -> NDArray[np.int64]:
+    def _cost(self, request: Request, target_tokens: int) -> NDArray[np.int64]:
         """Return the number of values of a request's maps, and their memory in bytes."""
         sizes = len(request.source_ids), len(self._decoder_prompt_ids(request)), target_tokens
         return sum((selection.cost(*sizes) for selection in self._selections), np.zeros(2, np.int64))
 
-    def _charge(self, request: SourceRequest, target_tokens: int) -> None:
+    def _charge(self, request: Request, target_tokens: int) -> None:
         """Count the values of maps, and reject the response if it has too many."""
         self._count += int(self._cost(request, target_tokens)[0])
         self._check_count(self._count)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sightline.service.inference.masks import TokenMatcher
 
 DefaultTask = Task | Literal["chat", "zero-shot"]
-ENCODER_TASKS = frozenset[Task]({"encode", "attention", "similar"})  # of a model without a decoder and without a head
+ENCODER_TASKS = frozenset[Task]({"encode", "attention"})  # of a model without a decoder and without a head
 # What a model needs for a task that is not in its list of tasks.
 NEEDS: Mapping[DefaultTask | None, str] = {
     "chat": "it needs a model with a chat template, whose `chat` in GET /v1/models is true",

@@ -174,14 +174,13 @@ class SessionRunner(ABC):
         self.provider = provider
         options = session_options(num_threads)
         # Without an encoder graph, `run_encoder` may not be called. Without a decoder graph, only
-        # `run_encoder` and `compare` may be called.
+        # `run_encoder` may be called.
         self._encoder = load_optional_session(folder, manifest.encoder, options, provider)
         self._decoder = load_optional_session(folder, manifest.decoder, options, provider)
         # A packed copy of the embeddings would need as much memory as their file. Kernels for
         # quantized weights need the packed form.
         self._packs_table = manifest.dtype != "float32"
         table_options = session_options(num_threads, prepack=self._packs_table)
-        self._similar = load_optional_session(folder, manifest.similar, table_options, provider)
         self._predict = load_optional_session(folder, manifest.predict, table_options, provider)
         graphs = {"encoder": manifest.encoder, "decoder": manifest.decoder}
         self.threads = {name: num_threads for name, graph in graphs.items() if graph is not None}
@@ -263,19 +262,12 @@ class SessionRunner(ABC):
         session = self._decoder if self._encoder is None else self._encoder
         return next(int(node.shape[-1]) for node in session.get_outputs() if node.name == "hidden")
 
-    def compare(self, token_ids: Int64) -> Array:
-        return self._run_with_table(self._similar, "cosines", "token_ids", token_ids)
-
     def predict(self, hidden: Array) -> Array:
-        return self._run_with_table(self._predict, "logits", "hidden", hidden)
-
-    def _run_with_table(self, session: Any, output: str, name: str, rows: Array) -> Array:
-        """Run a graph that multiplies rows by the table of embeddings, and return its output."""
         # Without packing, a single row has another kernel, which rounds differently.
-        is_doubled = len(rows) == 1 and not self._packs_table
-        batch = np.repeat(rows, 2, axis=0) if is_doubled else rows
-        (results,) = session.run([output], {name: batch}, self._options)
-        return np.asarray(results)[: len(rows)]
+        is_doubled = len(hidden) == 1 and not self._packs_table
+        batch = np.repeat(hidden, 2, axis=0) if is_doubled else hidden
+        (logits,) = self._predict.run(["logits"], {"hidden": batch}, self._options)
+        return np.asarray(logits)[: len(hidden)]
 
     def init_rows(
         self,

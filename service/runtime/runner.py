@@ -62,13 +62,6 @@ class Runner(Protocol):
         """
         ...
 
-    def compare(self, token_ids: Int64) -> Array:
-        """Return the cosine (N, V) of the embedding of each token (N,) with that of every token.
-
-        The bundle needs the graph `similar`.
-        """
-        ...
-
     def predict(self, hidden: Array) -> Array:
         """Return the logits (N, V) of all tokens at positions with float32 `hidden` (N, M).
 

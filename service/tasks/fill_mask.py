@@ -18,7 +18,6 @@ from sightline.service.inference.call import Ids
 from sightline.service.inference.labels import apply_function
 from sightline.service.inference.results import BYTES_PER_TOKEN, FLOAT_BYTES, Outputs
 from sightline.service.inference.source_encoding import encode_sources, read_sources
-from sightline.service.tasks.tokens import only_id
 
 MAX_MASKS = 16  # of one input
 BYTES_PER_SCORE = 3 * FLOAT_BYTES  # a logit, and its probability in float64
@@ -124,7 +123,10 @@ def _read_targets(tokenizer: TextTokenizer, targets: Sequence[str]) -> list[int]
     for index, target in enumerate(targets):
         id_ = tokenizer.token_id(target)
         ids = tokenizer.encode(target, add_special_tokens=False) if id_ is None else [id_]
-        target_ids.add(only_id(ids, "targets", index))
+        if len(ids) != 1:
+            message = f"It is {len(ids)} tokens of this model, and must be one. POST /v1/tokenize shows the tokens."
+            raise ApiError("invalid_parameter", message, field="targets", index=index)
+        target_ids.add(ids[0])
     return sorted(target_ids)
 
 

@@ -1,6 +1,5 @@
 """POST /v1/tokenize and /v1/detokenize, with a model's tokenizers."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -125,14 +124,6 @@ async def join_tokens(call: Call, body: DetokenizeBody) -> DetokenizeResult:
         return [tokenizer.decode(id_list, skip_special_tokens=body.skip_special_tokens) for id_list in ids]
 
     return DetokenizeResult(model.name, await call.tokenize(run, ids))
-
-
-def only_id(ids: Sequence[int], field: str, index: int | None, advice: str = "") -> int:
-    """Return the id of a word that must be a single token; `advice` ends the error's message."""
-    if len(ids) != 1:
-        message = f"It is {len(ids)} tokens of this model, and must be one. POST /v1/tokenize shows the tokens{advice}."
-        raise ApiError("invalid_parameter", message, field=field, index=index)
-    return ids[0]
 
 
 def tokenizer_of(model: ServedModel, side: Side) -> TextTokenizer:

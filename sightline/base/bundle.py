@@ -23,9 +23,7 @@ VOCABULARY_OUTPUTS = frozenset({"logits", "logprobs"})  # of a decoder graph, ov
 PREFILL_TOKENS = 32  # of a chunk of a prompt, for a decoder-only model; the last may have half as many more
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-Task = Literal[
-    "generate", "encode", "attention", "classify", "rerank", "tag", "answer", "fill-mask", "sparse", "similar"
-]
+Task = Literal["generate", "encode", "attention", "classify", "rerank", "tag", "answer", "fill-mask", "sparse"]
 MapKind = Literal["encoder", "encoder_slots", "cross", "decoder"]  # see `AttentionMaps`
 LabelKind = Literal["classes", "independent", "score", "tokens", "span"]  # see `Manifest.label_kind`
 VectorPooling = Literal["mean", "first", "last", "max"]
@@ -98,8 +96,8 @@ class Graph(_Part):
     returns `hidden` (B, S, M) after the final normalization, the updated states, attention maps,
     and the scores of the next token as above, only for the rows that `scored` marks.
 
-    The `similar` graph reads `token_ids` (N,) int64 and returns `cosines` (N, V). The `predict`
-    graph reads rows of `hidden` (N, M) and returns the `logits` (N, V) of the tokens there.
+    The `predict` graph reads rows of `hidden` (N, M) and returns the `logits` (N, V) of the tokens
+    there.
 
     The batch, source and target axes and N are dynamic.
     """
@@ -516,7 +514,6 @@ class Manifest(_Part):
     encoder: Graph | None  # None for decoder-only models
     decoder: Graph | None  # None if the model does not generate text
     rows: Graph | None = None  # copies rows of states in device memory; only in float16 bundles
-    similar: Graph | None = None  # compares tokens by their embeddings
     predict: Graph | None = None  # predicts tokens; only of masked language models
     states: tuple[State, ...]
     attention: tuple[AttentionMaps, ...]
@@ -569,7 +566,6 @@ class Manifest(_Part):
             ("answer", bool(self.labels) and self.label_kind == "span"),
             ("fill-mask", self.predict is not None and self.tokens.mask_id is not None),
             ("sparse", self.predict is not None),
-            ("similar", self.similar is not None),
         ):
             if (task in self.tasks) != is_supported:
                 raise ValueError(f"tasks must include {task!r} exactly if its graph, outputs and labels are present")
@@ -669,7 +665,7 @@ class Manifest(_Part):
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        graphs = (self.encoder, self.decoder, self.rows, self.similar, self.predict)
+        graphs = (self.encoder, self.decoder, self.rows, self.predict)
         return tuple(graph for graph in graphs if graph is not None)
 
     @property

@@ -70,6 +70,10 @@ def read_manifest(folder: Path) -> Manifest:
         raise BundleError(
             f"{path} has schema_version {version!r}, this service needs {SCHEMA_VERSION}; export the bundle again"
         )
+    # Bundles of version 0.4 and before have a graph that compares tokens, which nothing runs.
+    tasks = document.get("tasks")
+    if document.pop("similar", None) is not None and isinstance(tasks, list):
+        document["tasks"] = [task for task in tasks if task != "similar"]
     try:
         return Manifest.model_validate_json(json.dumps(document))
     except ValidationError as error:

@@ -339,7 +339,7 @@ def test_without_a_bundle_the_default_model_or_the_first_that_translates_is_used
 
 def test_a_model_that_continues_texts_is_rejected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "source").write_text("A dog runs.\n")
-    bundle, tasks = "bundles/smalltalk-chat-gatt", "generate, encode, attention, similar"
+    bundle, tasks = "bundles/smalltalk-chat-gatt", "generate, encode, attention"
     assert main(["translate", str(tmp_path / "source"), "--bundle", bundle]) == 2
     reason = f"cannot translate, because it is no encoder-decoder; its tasks are {tasks}"
     assert capfd.readouterr() == ("", f"error: {bundle} {reason}\n")

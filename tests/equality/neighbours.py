@@ -24,8 +24,6 @@ CHUNKS = (2, 3, 8, 33, 48, LONG_PROMPT)  # without a single token, see `Runner.p
 def assert_bits_do_not_depend_on_batch(runner: Runner, lengths: Sequence[int] = SHORT_LENGTHS) -> None:
     """Compare sources alone and in batches with longer ones of each length modulo 8."""
     random, manifest = np.random.default_rng(5), runner.manifest
-    if "similar" in manifest.tasks:
-        assert_comparisons_do_not_depend_on_each_other(runner, random)
     longest = manifest.limits.max_source_tokens - STEPS
     if manifest.is_decoder_only:
         assert_bits_do_not_depend_on_cuts(runner, random, min(LONG_PROMPT, longest))
@@ -62,13 +60,6 @@ def assert_same_bits(given: Outputs, expected: Outputs, message: str) -> None:
         for name, array in others.items():
             assert np.isfinite(array).all()
             np.testing.assert_array_equal(some[name], array, f"{name} of call {index}: {message}")
-
-
-def assert_comparisons_do_not_depend_on_each_other(runner: Runner, random: np.random.Generator) -> None:
-    ids = draw(random, runner.manifest, 9)
-    alone = np.concatenate([runner.compare(ids[index : index + 1]) for index in range(len(ids))])
-    for count in range(2, len(ids) + 1):
-        np.testing.assert_array_equal(runner.compare(ids[:count]), alone[:count], f"{count} tokens at once")
 
 
 def draw(random: np.random.Generator, manifest: Manifest, length: int) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-BUNDLE_FILES = {"manifest.json", "encoder.onnx", "step.onnx", "similar.onnx", "weights.bin", "tokenizer.json"}
+BUNDLE_FILES = {"manifest.json", "encoder.onnx", "step.onnx", "weights.bin", "tokenizer.json"}
 
 
 def names(folder: Path) -> set[str]:

@@ -1,6 +1,5 @@
 """Graphs of described models in a folder, without a tokenizer."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ def write_bundle(folder: Path, model: Description, weights: Weights, positions: 
         positions: limit of the length of sequences, if that of the model is not lower.
     """
     with WeightFile(folder / WEIGHTS) as file:
-        graphs = replace(build_graphs(model, weights, file), similar=None)
+        graphs = build_graphs(model, weights, file)
     entries: dict[str, Any] = {"encoder": None, "decoder": None, "predict": None, **write_graphs(folder, vars(graphs))}
     positions = min(model.max_positions, positions)
     return Manifest.model_construct(

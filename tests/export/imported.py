@@ -1,7 +1,7 @@
 """Graphs of encoder-decoders, loaded for comparison."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,8 @@ def import_folder(folder: Path, pad_id: int = 0, max_tokens: int | None = None) 
 def load(model: Description, weights: Weights, folder: Path, pad_id: int = 0) -> Sessions:
     """Build and load the graphs of an encoder-decoder."""
     with WeightFile(folder / WEIGHTS) as file:
-        graphs = replace(build_graphs(model, weights, file), similar=None)
-    entries: dict[str, Any] = {"similar": None, **write_graphs(folder, vars(graphs))}
+        graphs = build_graphs(model, weights, file)
+    entries: dict[str, Any] = dict(write_graphs(folder, vars(graphs)))
     manifest = Manifest.model_construct(
         tokens=Tokens(pad_id=pad_id, start_ids=(0,), end_ids=(0,)),
         decoder_start="start_token",

@@ -130,7 +130,7 @@ def test_embeddings_equal_those_of_transformers(name: str, tmp_path: Path) -> No
     case = EMBEDDING_MODELS[name]
     model, tokenizer = case.write(tmp_path / "folder", **FILES)
     manifest = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))).manifest
-    assert manifest.tasks == ("encode", "attention", "similar")
+    assert manifest.tasks == ("encode", "attention")
     assert manifest.embedding is not None and manifest.embedding.prompts == PROMPTS
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -186,7 +186,7 @@ def test_the_published_folder_of_a_reranker(tmp_path: Path) -> None:
     options = ExportOptions(task="rerank")
     exported = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"), options))
     manifest = exported.manifest
-    assert manifest.tasks == ("encode", "attention", "rerank", "similar") and manifest.chat is None
+    assert manifest.tasks == ("encode", "attention", "rerank") and manifest.chat is None
     assert "imported as Qwen3-Reranker" in exported.notes[0]
     # The format of the README.
     text = (

@@ -26,9 +26,9 @@ def test_a_classifier_bundle_has_an_encoder_and_labels_and_no_decoder(classifier
     assert json.loads((classifier_bundle / MANIFEST).read_text(encoding="utf-8"))["decoder"] is None
     assert manifest.states == ()
     assert manifest.labels == ("bad", "fair", "good")
-    assert manifest.tasks == ("encode", "attention", "classify", "similar")
+    assert manifest.tasks == ("encode", "attention", "classify")
     assert [(one.kind, one.layers, one.heads) for one in manifest.attention] == [("encoder", 2, 2)]
-    assert set(manifest.files) == {"encoder.onnx", "similar.onnx", "weights.bin", "tokenizer.json"}
+    assert set(manifest.files) == {"encoder.onnx", "weights.bin", "tokenizer.json"}
     assert {path.name for path in classifier_bundle.iterdir()} == {*manifest.files, MANIFEST}
 
 

@@ -48,7 +48,7 @@ def test_a_bundle_contains_exactly_the_files_of_its_manifest(bundle: Path) -> No
     assert names(bundle) == BUNDLE_FILES == {*manifest.files, "manifest.json"}
     assert (manifest.name, manifest.description, manifest.license) == ("toy", "random weights", "Apache-2.0")
     assert manifest.source_tokenizer == manifest.target_tokenizer == "tokenizer.json"
-    assert manifest.tasks == ("generate", "encode", "attention", "similar")
+    assert manifest.tasks == ("generate", "encode", "attention")
     assert {part.kind: (part.layers, part.heads) for part in manifest.attention} == {
         "encoder": (2, 4),
         "cross": (2, 4),
@@ -101,6 +101,14 @@ def test_another_schema_version_is_rejected_with_the_supported_one(copied: Path)
         read_manifest(copied)
 
 
+def test_a_bundle_of_version_0_4_is_read_without_its_graph_that_compares_tokens(copied: Path) -> None:
+    path = copied / "manifest.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    tasks = [*document["tasks"], "similar"]
+    path.write_text(json.dumps(document | {"tasks": tasks, "similar": document["encoder"]}), encoding="utf-8")
+    assert read_bundle(copied).tasks == ("generate", "encode", "attention")
+
+
 @pytest.mark.parametrize("name", sorted(BUNDLE_FILES - {"manifest.json"}))
 def test_a_changed_file_is_rejected(copied: Path, name: str) -> None:
     path = copied / name
@@ -129,7 +137,7 @@ def test_a_file_that_is_used_and_not_listed_is_rejected(copied: Path, name: str)
 def test_unlisted_external_data_of_a_subgraph_is_rejected(copied: Path, tmp_path: Path) -> None:
     (tmp_path / "foreign").write_bytes(bytes(4))
     os.link(tmp_path / "foreign", copied / "foreign.bin")
-    model = onnx.load_model(copied / "similar.onnx", load_external_data=False)
+    model = onnx.load_model(copied / "step.onnx", load_external_data=False)
     with WeightFile(tmp_path / "foreign.bin") as weights:
         tensor = external_tensor("foreign", np.zeros(1, np.float32), weights)
     branch = helper.make_graph(
@@ -142,9 +150,9 @@ def test_unlisted_external_data_of_a_subgraph_is_rejected(copied: Path, tmp_path
     condition = onnx.numpy_helper.from_array(np.array(True), "condition")
     model.graph.initializer.append(condition)
     model.graph.node.append(helper.make_node("If", ["condition"], ["kept"], then_branch=branch, else_branch=branch))
-    onnx.save_model(model, copied / "similar.onnx")
+    onnx.save_model(model, copied / "step.onnx")
     manifest = read_manifest(copied)
-    files = manifest.files | record_files(copied, ["similar.onnx"])
+    files = manifest.files | record_files(copied, ["step.onnx"])
     write_manifest(copied, manifest.model_copy(update={"files": files}))
     with pytest.raises(BundleError, match=r"does not list 'foreign\.bin'"):
         read_bundle(copied)
@@ -188,7 +196,6 @@ def test_a_device_is_rejected_and_not_read(bundle: Path) -> None:
     graphs = {
         "encoder": graph,
         "decoder": graph,
-        "similar": graph,
         "source_tokenizer": "zero",
         "target_tokenizer": "zero",
     }

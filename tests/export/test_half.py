@@ -116,8 +116,8 @@ def test_a_step_writes_only_its_position(half: Path) -> None:
 
 def test_cuda_supports_all_operators(half: Path) -> None:
     manifest = read_bundle(half)
-    assert manifest.rows is not None and manifest.similar is not None
-    for graph in (manifest.encoder_graph, manifest.decoder_graph, manifest.similar, manifest.rows):
+    assert manifest.rows is not None
+    for graph in (manifest.encoder_graph, manifest.decoder_graph, manifest.rows):
         model = onnx.load_model(half / graph.file, load_external_data=False)
         assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", OPSET)]
         assert {node.op_type for node in model.graph.node} <= CUDA_OPERATORS
@@ -134,9 +134,7 @@ def test_a_float16_bundle_is_half_as_large_and_declares_its_type(bundle: Path, h
         bits=16, block_size=None, schemes={}, float32_digest=original.digest, quality=None
     )
     assert {state.dtype for state in manifest.states} == {"float16"}
-    assert set(manifest.files) == {
-        *("encoder.onnx", "step.onnx", "similar.onnx", "rows.onnx", "tokenizer.json", "weights.bin")
-    }
+    assert set(manifest.files) == {*("encoder.onnx", "step.onnx", "rows.onnx", "tokenizer.json", "weights.bin")}
     assert (half / "weights.bin").stat().st_size < 0.55 * (bundle / "weights.bin").stat().st_size
 
 

@@ -51,7 +51,7 @@ def test_a_folder_becomes_a_verified_bundle(folder: Path, tmp_path: Path) -> Non
     imported = export_checkpoint(Export(folder, tmp_path / "bundle", METADATA, provenance=provenance))
     manifest = read_bundle(tmp_path / "bundle")
     assert manifest == imported.manifest and (manifest.name, manifest.license) == ("imported", "MIT")
-    assert manifest.verification is not None and manifest.tasks == ("encode", "attention", "similar")
+    assert manifest.verification is not None and manifest.tasks == ("encode", "attention")
     assert manifest.origin is not None
     assert (manifest.origin.repository, manifest.origin.revision) == ("owner/name", "0" * 40)
     assert manifest.origin.files.keys() == {"config.json", "model.safetensors", "tokenizer.json"}
@@ -435,7 +435,7 @@ def test_only_an_encoder_decoder_can_be_a_model_of_sentences(folder: Path, tmp_p
 
 @pytest.mark.usefixtures("unverified")
 def test_a_task_that_the_model_cannot_do_is_an_error(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot do the task generate; it can do encode, attention, similar;"):
+    with pytest.raises(UsageError, match="cannot do the task generate; it can do encode, attention;"):
         export_checkpoint(Export(folder, tmp_path / "bundle", METADATA, ExportOptions(task="generate")))
     export_checkpoint(Export(folder, tmp_path / "bundle", METADATA, ExportOptions(task="encode")))
 

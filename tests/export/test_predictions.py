@@ -79,7 +79,7 @@ def test_a_bundle_is_verified_with_its_predictions(
     monkeypatch.setattr(verification, "differences_of", record)
     bundle, manifest = export(tmp_path / "model")
     assert {"predictions.0", "predictions.1"} <= set(compared)
-    assert manifest.tasks == ("encode", "attention", "fill-mask", "sparse", "similar")
+    assert manifest.tasks == ("encode", "attention", "fill-mask", "sparse")
     assert manifest.tokens.mask_id == 200
     assert manifest.verification is not None and manifest.verification.max_logit_difference > 0
     model = onnx.load_model(bundle / "predict.onnx", load_external_data=False)

@@ -166,7 +166,7 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
         states = rounded_states(manifest, state_ranges if recipe.states == "int8" else {})
         for name, graph in zip((manifest.encoder_graph.file, manifest.decoder_graph.file), quantised, strict=True):
             onnx.save_model(with_one_scale(graph) if spoilt else graph, out / name)
-        return open_sessions(out, manifest.model_copy(update={"similar": None, "states": states}))
+        return open_sessions(out, manifest.model_copy(update={"states": states}))
 
     return load
 

@@ -276,7 +276,7 @@ def test_suppressed_tokens_are_never_compared(bundles: Path) -> None:
     suppressed = greedy_outputs(sessions, sources)[0][0]
     generation = sessions.manifest.generation.model_copy(update={"suppress_tokens": (suppressed,)})
     manifest = sessions.manifest.model_copy(update={"generation": generation})
-    outputs = greedy_outputs(Sessions(manifest, sessions.encoder, sessions.decoder, None), sources)
+    outputs = greedy_outputs(Sessions(manifest, sessions.encoder, sessions.decoder), sources)
     assert all(suppressed not in output for output in outputs)
 
 

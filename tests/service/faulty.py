@@ -10,7 +10,7 @@ import numpy as np
 from sightline.base.text.tokenizer import TextTokenizer, TokenSpan
 from sightline.service.runtime.runner import Array, Bools, Int32, Int64, Runner
 
-GraphName = Literal["encoder", "step", "similar"]
+GraphName = Literal["encoder", "step"]
 # "raise": one call raises. "poison": all calls with the same row or example raise, as if its input
 # were the cause. "nan": the scores of one row or example are NaN. "hang": the call waits for
 # `release`.
@@ -47,7 +47,7 @@ class FaultyRunner:
     def arm(self, fault: Fault | None) -> None:
         """Set the fault and restart the count of calls; None removes the fault."""
         self._fault = fault or Fault("step", 0, "raise")
-        self.num_calls: dict[GraphName, int] = {"encoder": 0, "step": 0, "similar": 0}
+        self.num_calls: dict[GraphName, int] = {"encoder": 0, "step": 0}
         self._poisoned_row: int | None = None
         self._poisoned_source: list[int] | None = None
 
@@ -80,13 +80,6 @@ class FaultyRunner:
             raise FaultError("encoder")
         given = self._inner.run_encoder(source_ids, source_lengths, outputs)
         return _poisoned(given, self._fault.row) if is_due else given
-
-    def compare(self, token_ids: Int64) -> Array:
-        is_due = self._is_due("similar")
-        if is_due and self._fault.kind == "poison":
-            raise FaultError("similar")
-        cosines = self._inner.compare(token_ids)
-        return _poisoned({"cosines": cosines}, self._fault.row)["cosines"] if is_due else cosines
 
     def step(
         self,

@@ -474,8 +474,8 @@ async def test_every_example_of_a_body_succeeds(start: Start, make_backend: Make
 
 
 MARKER = "unmistakable"
-# Routes with bodies that have no free text, only ids, a token, the name of a model or a table.
-WITHOUT_TEXT = {"/v1/similar", "/v1/detokenize", "/v3/glossaries/{glossary_id}/dictionaries", *OF_DOCUMENTS}
+# Routes with bodies that have no free text, only ids, the name of a model or a table.
+WITHOUT_TEXT = {"/v1/detokenize", "/v3/glossaries/{glossary_id}/dictionaries", *OF_DOCUMENTS}
 
 
 async def test_no_text_of_a_body_is_in_a_log_metric_trace_or_error(

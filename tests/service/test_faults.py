@@ -37,7 +37,6 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "align": ("/v1/align", {"inputs": "s dog", "parameters": {"max_new_tokens": 5}}),
     "encode": ("/v1/encode", {"inputs": "i dog", "pooling": "mean"}),
     "classify": ("/v1/classify", {"inputs": "j dog", "model": "judge"}),
-    "similar": ("/v1/similar", {"token": "a"}),
     "tokenize": ("/v1/tokenize", {"inputs": "k dog"}),
     "detokenize": ("/v1/detokenize", {"ids": [[70, 71, 72]]}),
     "completions": ("/v1/completions", {"model": "fake", "prompt": "l dog", "max_tokens": 5, "logprobs": 1}),
@@ -166,7 +165,7 @@ async def call_all_once(service: Service, caplog: pytest.LogCaptureFixture) -> R
 
 
 @pytest.mark.parametrize("kind", ["raise", "poison", "nan"])
-@pytest.mark.parametrize("graph", ["encoder", "step", "similar"])
+@pytest.mark.parametrize("graph", ["encoder", "step"])
 async def test_a_fault_at_any_call_of_a_graph_fails_one_call_at_most(
     start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture, graph: GraphName, kind: FaultKind
 ) -> None:
@@ -185,7 +184,7 @@ async def test_a_fault_at_any_call_of_a_graph_fails_one_call_at_most(
         service.runners[0].arm(None)
         assert (await service.call_all()).failed(expected) == {}
         assert service.running.exit_codes == []
-    assert number > {"encoder": 3, "step": 5, "similar": 1}[graph]
+    assert number > {"encoder": 3, "step": 5}[graph]
     assert failures or kind == "raise"
     assert not failures.keys() & {"tokenize", "detokenize", "classify"}  # they do not use the graphs
 
@@ -212,7 +211,7 @@ async def test_a_tokenizer_that_raises_fails_one_call_at_most(
     assert number > 1
 
 
-@pytest.mark.parametrize(("graph", "number"), [("encoder", 1), ("step", 4), ("similar", 1)])
+@pytest.mark.parametrize(("graph", "number"), [("encoder", 1), ("step", 4)])
 async def test_a_graph_that_hangs_ends_every_call_in_time_and_then_the_process(
     start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, graph: GraphName, number: int
 ) -> None:

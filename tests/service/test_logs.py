@@ -182,7 +182,7 @@ async def test_each_call_is_one_line_that_agrees_with_its_response_and_omits_its
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/v1/generate", {"inputs": "A dog"}), ("/v1/encode", {"inputs": "A dog"}), ("/v1/similar", {"token": "dog"})],
+    [("/v1/generate", {"inputs": "A dog"}), ("/v1/encode", {"inputs": "A dog"})],
 )
 async def test_time_spent_on_tokens_is_logged(start: Start, logged: Logged, path: str, body: dict[str, Any]) -> None:
     async with start() as running:

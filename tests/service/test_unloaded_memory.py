@@ -84,7 +84,6 @@ def write_large_bundle(toy: Path, folder: Path, layers: int = 1) -> Manifest:
         "tasks": ("encode",),
         "encoder": Graph(file="encoder.onnx", inputs=("source_ids", "source_lengths"), outputs=("hidden",)),
         "decoder": None,
-        "similar": None,
         "states": (),
         "attention": (),
         "alignment": None,

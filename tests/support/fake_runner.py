@@ -83,7 +83,7 @@ def fake_manifest(
         license="Apache-2.0",
         created=0,
         dtype="float32",
-        tasks=("generate", "encode", "attention", "similar"),
+        tasks=("generate", "encode", "attention"),
         parameters=0,
         source_tokenizer="tokenizer.json",
         target_tokenizer="tokenizer.json",
@@ -101,7 +101,6 @@ def fake_manifest(
                 *maps["decoder"],
             ),
         ),
-        similar=Graph(file="similar.onnx", inputs=("token_ids",), outputs=("cosines",)),
         states=states,
         attention=attention,
         verification=None,
@@ -128,7 +127,7 @@ def fake_classifier_manifest(
     outputs = ("hidden", *logits, LABEL_OUTPUTS[label_kind], *encoder_maps.outputs)
     return whole.model_copy(
         update={
-            "tasks": ("encode", "attention", TASK_OF_KIND[label_kind], "similar"),
+            "tasks": ("encode", "attention", TASK_OF_KIND[label_kind]),
             "limits": whole.limits.model_copy(update={"max_target_tokens": 0}),
             "encoder": whole.encoder_graph.model_copy(update={"outputs": outputs}),
             "decoder": None,
@@ -143,7 +142,7 @@ def fake_classifier_manifest(
 def fake_masked_manifest(name: str = "fake-masked", *, mask_id: int | None = 3, **sizes: Any) -> Manifest:
     """Return the manifest of a FakeRunner that predicts masked tokens."""
     whole = fake_classifier_manifest(name, **sizes)
-    tasks: tuple[Task, ...] = ("encode", "attention", "fill-mask", "sparse", "similar")
+    tasks: tuple[Task, ...] = ("encode", "attention", "fill-mask", "sparse")
     return whole.model_copy(
         update={
             "tasks": tasks if mask_id is not None else tuple(task for task in tasks if task != "fill-mask"),
@@ -205,7 +204,7 @@ class Faults:
     encode_calls: frozenset[int] = frozenset()  # calls of `run_encoder` that raise
     step_calls: frozenset[int] = frozenset()  # calls of `step` that raise
     prefill_calls: frozenset[int] = frozenset()  # calls of `prefill` that raise
-    raising_id: int | None = None  # `run_encoder`, `prefill` and `compare` raise for inputs with this token
+    raising_id: int | None = None  # `run_encoder` and `prefill` raise for inputs with this token
     nan_id: int | None = None  # all results for inputs with this token are NaN
     hang: threading.Event | None = None  # `step` waits for it
 
@@ -306,15 +305,6 @@ class FakeRunner:
             scores = np.stack([compute(source, num_labels) for source in sources])
         scores[is_nan.any(axis=1)] = np.nan
         return scores
-
-    def compare(self, token_ids: Int64) -> Array:
-        if np.any(token_ids == self._faults.raising_id):
-            raise FakeFaultError("compare")
-        table = fake_table(self._manifest.limits.vocabulary)
-        units = table / np.linalg.norm(table, axis=1, keepdims=True)
-        cosines: Array = units[token_ids] @ units.T
-        cosines[token_ids == self._faults.nan_id] = np.nan
-        return cosines
 
     def predict(self, hidden: Array) -> Array:
         logits: Array = hidden @ fake_table(self._manifest.limits.vocabulary).T

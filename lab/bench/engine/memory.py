@@ -93,8 +93,6 @@ def _kinds(manifest: Manifest, text: str, number: int) -> Iterator[tuple[str, di
     if "classify" in tasks:
         yield "/v1/classify", {**model, "inputs": few}
         yield f"/predict?model={manifest.name}", {"inputs": text}
-    if "similar" in tasks:
-        yield "/v1/similar", {**model, "token": "a"}
     yield "/v1/encode", {**model, "inputs": few, "pooling": "mean"}
     yield "/v1/embeddings", {**model, "input": few}
     yield f"/embed?model={manifest.name}", {"inputs": text}

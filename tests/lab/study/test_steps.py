@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench.record import read_results
-from lab.study import context, layers, linformer, pairs, similar, speed, vanishing
+from lab.study import context, layers, linformer, pairs, speed, vanishing
 from lab.study.__main__ import STEPS, main, write_report
 from lab.zoo import derived
 from lab.zoo.systems import MULTI30K
@@ -34,7 +34,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         (layers, "PARTS", {name: layers.PARTS[name] for name in ("encoder layer", "cross-attention")}),
         (linformer, "AT_LEAST_S", 0.0),
         (pairs, "TARGETS", ("de", "fr")),
-        (similar, "RELATIONS", similar.RELATIONS[1:2]),
         (speed, "DECODING_ROUNDS", 1),
         (speed, "DECODING_S", 0.02),
         (vanishing, "SENTENCES", 1),

@@ -115,7 +115,7 @@ async def test_scores_that_are_not_finite_are_an_internal_error_of_one_call(
 
 async def test_a_classifier_is_shown_with_its_labels(running: Running) -> None:
     response = (await running.client.get("/v1/models/judge")).json()
-    assert response["tasks"] == ["encode", "attention", "classify", "similar", "tokenize"]
+    assert response["tasks"] == ["encode", "attention", "classify", "tokenize"]
     assert response["labels"] == list(LABELS)
     assert response["limits"]["max_output_tokens"] == 0
     assert (await running.client.get("/v1/models/fake")).json()["labels"] == []

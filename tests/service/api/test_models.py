@@ -36,7 +36,7 @@ async def test_a_model_reports_its_limits_its_attention_and_its_runtime(start: S
             "window": None,
         }
         assert (response["provider"], response["dtype"], response["architecture"]) == ("cpu", "float32", "fake")
-        assert response["tasks"] == ["generate", "encode", "attention", "similar", "score", "tokenize"]
+        assert response["tasks"] == ["generate", "encode", "attention", "score", "tokenize"]
         assert response["sentence_similarity"] is False
         assert len(response["sha256"]) == 64
 

@@ -31,7 +31,6 @@ async def test_it_names_the_service_its_documentation_and_its_models(start: Star
                 "classify": "judge",
                 "encode": "one",
                 "generate": "one",
-                "similar": "one",
             },
             "failed_models": [],
         }

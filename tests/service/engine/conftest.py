@@ -198,9 +198,6 @@ class CheckedRunner:
         self.encoded.append(sources)
         return self.inner.run_encoder(source_ids, source_lengths, outputs)
 
-    def compare(self, token_ids: Int64) -> Array:
-        return self.inner.compare(token_ids)
-
     def predict(self, hidden: Array) -> Array:
         return self.inner.predict(hidden)
 

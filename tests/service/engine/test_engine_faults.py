@@ -18,7 +18,6 @@ from sightline.service.engine.request import (
     Generated,
     GenerateRequest,
     Request,
-    SimilarRequest,
 )
 from sightline.service.parameters import FORCED, GenerateParameters
 from sightline.service.runtime.runner import Array, Int32, Int64, Runner
@@ -341,7 +340,6 @@ WRONG_REQUESTS = [
     encoding(return_logits=True),
     encoding(return_largest=True),
     encoding(predicted=(1,)),
-    *(SimilarRequest("s", ids, FAR) for ids in [(), (48,), (3, -1)]),
 ]
 
 

@@ -51,7 +51,7 @@ POST_PATHS = (
     *OPENAI_PATHS,
     *CLOUD_PATHS,
     *("/detect", "/imme", "/translate/batch", "/translate_file"),
-    *(f"/v1/{name}" for name in ("generate", "score", "encode", "attention", "align", "classify", "similar", "rerank")),
+    *(f"/v1/{name}" for name in ("generate", "score", "encode", "attention", "align", "classify", "rerank")),
     *(f"/v1/{name}" for name in ("tag", "answer", "fill-mask", "tokenize", "detokenize")),
     *(f"/v2/repository/models/{{model_name}}/{verb}" for verb in ("load", "unload")),
     *(f"/api/{name}" for name in ("generate", "chat", "embed", "embeddings", "show")),

@@ -146,7 +146,6 @@ async def test_the_root_lists_the_default_models(several: Running) -> None:
         "classify": "a-judge",
         "encode": "b-minilm",
         "generate": "c-writer",
-        "similar": "c-writer",
     }
 
 
@@ -156,7 +155,6 @@ def test_models_without_a_task_are_not_its_default(tokenizer: TextTokenizer) -> 
     assert default_models([by_name["a-judge"], by_name["b-minilm"]], []) == {
         "classify": "a-judge",
         "encode": "b-minilm",
-        "similar": "a-judge",
     }
     both = [by_name["d-chat"], by_name["c-writer"]]
     assert default_models(both, ["c-writer"])["encode"] == "c-writer"

@@ -46,7 +46,6 @@ LARGE: list[tuple[str, dict[str, Any]]] = [
     ("/v1/encode", {"inputs": [LONG] * 8, "pooling": "none", "encoding": "base64"}),
     ("/v1/classify", {"model": "judge", "inputs": [LONG] * 4, "return_attention": True}),
     ("/v1/tokenize", {"inputs": [LONG] * 32}),
-    ("/v1/similar", {"token": "dog"}),
 ]
 
 

@@ -17,7 +17,6 @@ Run = Callable[[OnnxRunner], Any]
 TRANSLATION: dict[str, Run] = {
     "encode": lambda runner: runner.run_encoder(IDS, 4 * ONE, ("hidden",)),
     "step": lambda runner: runner.step(IDS[0, :1], ONE, 4 * ONE, TOP),
-    "compare": lambda runner: runner.compare(IDS[0, :1]),
 }
 CHAT: dict[str, Run] = {
     "prefill": lambda runner: runner.prefill(0, IDS[0], 0),

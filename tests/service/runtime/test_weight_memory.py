@@ -56,12 +56,6 @@ def test_loading_needs_at_most_thirteen_tenths_of_the_weights(bundle: Path, tmp_
         assert 0.9 * WEIGHT_BYTES < after <= peak < 1.3 * WEIGHT_BYTES + LIBRARY_BYTES
 
 
-def test_embeddings_are_not_copied_for_comparisons(bundle: Path) -> None:
-    runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=1)
-    options = runner._similar.get_session_options()
-    assert options.get_session_config_entry("session.disable_prepacking") == "1"
-
-
 @pytest.mark.parametrize(("share", "expected"), [(32, 32), (3, 3), (0.5, 1)])
 def test_long_contexts_are_warmed_up_with_few_rows(
     share: float, expected: int, bundle: Path, monkeypatch: pytest.MonkeyPatch
