@@ -37,7 +37,7 @@ class Command:
 COMMANDS = {
     "serve": Command("serve models over HTTP: bundles of a folder, or models that it imports first", "cpu,import"),
     "translate": Command("translate documents, or the lines of a file", "cpu"),
-    "draw": Command("draw the attention of a model for one text as SVG or PNG", "cpu"),
+    "draw": Command("draw the attention of a model for one text as SVG", "cpu"),
     "models": Command(
         "list the bundles of a folder, choose defaults, get a model, or check which can be imported", "cpu,import"
     ),

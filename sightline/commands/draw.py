@@ -1,20 +1,17 @@
-"""`sightline draw`: draw the attention of one text as SVG or PNG, without HTTP."""
+"""`sightline draw`: draw the attention of one text as SVG, without HTTP."""
 
 import asyncio
-import math
-import re
 from collections.abc import Sequence
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from pydantic import AfterValidator
 
 from sightline.base.bundle import Manifest, MapKind
 from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, UsageError, fail
-from sightline.base.extras import install_command
 from sightline.base.options import Options, Shown, parse_with
 from sightline.base.parser import Parser
 from sightline.commands.bundles import choose_bundle
@@ -27,8 +24,6 @@ from sightline.service.inference.picture import draw, selection_to_draw
 from sightline.service.parameters import AttentionSelection
 from sightline.service.settings import Settings, make_settings
 
-MAX_PIXELS = 50_000_000  # of a PNG; drawing takes four bytes for each, several times
-SUFFIXES = (".svg", ".png")
 # Flags of fields in errors.
 FLAGS = {
     "kinds": "--kind",
@@ -43,8 +38,8 @@ FLAGS = {
 
 
 def _picture_file(path: Path) -> Path:
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"must have a name that ends with {' or '.join(SUFFIXES)}, got {path}")
+    if path.suffix != ".svg":
+        raise ValueError(f"must have a name that ends with .svg, got {path}; browsers and other programs convert it")
     return path
 
 
@@ -62,7 +57,7 @@ class DrawOptions(Options):
     text: Annotated[str, Shown(is_positional=True)]
     """Text that the model reads."""
     out: Annotated[Path, AfterValidator(_picture_file), Shown("FILE")]
-    """File to write: .svg or .png"""
+    """File to write: .svg"""
     bundle: Annotated[Path | None, Shown("FOLDER")] = None
     """Bundle to use. Default: the default model of --bundles, or its only bundle with attention"""
     view: View = "heatmap"
@@ -77,8 +72,6 @@ class DrawOptions(Options):
     """Index of the head. Default: the mean of the heads that align words, or of all"""
     units: Literal["words", "tokens"] = "words"
     """Labels of the picture."""
-    scale: Annotated[float, Gt(0)] = 2.0
-    """Pixels of a PNG for each pixel of the SVG."""
 
 
 def run(parser: Parser, words: Sequence[str]) -> int:
@@ -99,7 +92,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
             complete_message(error.message(FLAGS), error.param(FLAGS)),
             EXIT_FAILED if error.kind.status >= 500 else EXIT_USAGE,
         )
-    write_picture(options.out, svg, options.scale)
+    options.out.write_text(svg, encoding="utf-8")
     if output.text:
         print(output.text)
     return 0
@@ -131,25 +124,3 @@ async def make_picture(
             return result.outputs[0], draw(model.name, result.outputs[0], selection, options.view)
     finally:
         await service.worker.stop(0.0)
-
-
-def write_picture(path: Path, svg: str, scale: float) -> None:
-    """Write a picture in the format of the file's name.
-
-    Raises `OSError`, or `UsageError` if a PNG needs a library that is not installed.
-    """
-    if path.suffix == ".svg":
-        path.write_text(svg, encoding="utf-8")
-        return
-    try:
-        import resvg_py
-    except ModuleNotFoundError:
-        raise UsageError(f"a PNG needs resvg_py, an .svg file does not: {install_command('draw')}") from None
-    width, height = (float(re.search(rf'{side}="([0-9.]+)"', svg)[1]) for side in ("width", "height"))  # type: ignore[index]
-    if width * height * scale**2 > MAX_PIXELS:
-        most = math.floor(10 * math.sqrt(MAX_PIXELS / (width * height))) / 10
-        raise UsageError(
-            f"--scale {scale:g} would make a picture of {width * scale:.0f} x {height * scale:.0f} pixels, but at most "
-            f"{MAX_PIXELS} pixels are drawn; use a scale of at most {most:g}, or write an .svg file"
-        )
-    path.write_bytes(bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=scale)))

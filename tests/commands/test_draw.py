@@ -1,18 +1,15 @@
 """`sightline draw` with a toy bundle."""
 
-import builtins
 import html
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sightline.__main__ import main
 from sightline.base.bundle_files import read_manifest, write_manifest
-from sightline.base.extras import install_command
 
 TEXT = "Two girls are playing."
 Draw = Callable[..., tuple[int, str, str, str]]
@@ -66,32 +63,6 @@ def test_a_given_target_is_read_instead_of_generated(drawn: Draw) -> None:
     assert "</s>" in texts(picture)
 
 
-def test_a_png_has_the_scale_of_its_option(drawn: Draw, tmp_path: Path) -> None:
-    pytest.importorskip("resvg_py", reason="resvg_py is not installed: pip install '.[draw]'")
-    width = int(re.findall(r'width="(\d+)"', drawn()[3])[0])
-    for scale in (1, 3):
-        out = tmp_path / f"{scale}.png"
-        assert drawn("--scale", str(scale), "--out", str(out))[0] == 0
-        header = out.read_bytes()[:24]
-        assert header.startswith(b"\x89PNG")
-        assert int.from_bytes(header[16:20], "big") == scale * width
-
-
-def test_a_picture_with_too_many_pixels_is_an_error_before_it_is_drawn(
-    drawn: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("resvg_py")
-    monkeypatch.setattr("sightline.commands.draw.MAX_PIXELS", 500_000)
-    out, largest = tmp_path / "large.png", set[str]()
-    for scale in ("100", "1e9"):
-        code, _, errors, _ = drawn("--scale", scale, "--out", str(out))
-        assert code == 2 and not out.exists()
-        assert re.search(r"but at most 500000 pixels are drawn; use a scale of at most \d+(\.\d)?, or write", errors)
-        largest.update(re.findall(r"at most ([0-9.]+), or", errors))
-    (scale,) = largest
-    assert drawn("--scale", scale, "--out", str(out))[0] == 0
-
-
 @pytest.mark.parametrize("index", ["9" * 20, "1000", "-x", ""])
 def test_an_index_that_is_no_small_number_is_wrong_usage(
     drawn: Draw, index: str, capsys: pytest.CaptureFixture[str]
@@ -100,31 +71,6 @@ def test_an_index_that_is_no_small_number_is_wrong_usage(
         drawn(f"--layer={index}")
     assert ended.value.code == 2
     assert f"--layer must be a whole number from -999 to 999, got {index!r};" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("scale", ["nan", "inf", "0", "-1", "two"])
-def test_a_scale_that_is_no_positive_number_is_wrong_usage(
-    drawn: Draw, scale: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        drawn("--scale", scale)
-    assert ended.value.code == 2
-    assert f"error: --scale must be a number greater than 0, got {scale!r};" in capsys.readouterr().err
-
-
-def test_without_the_library_a_png_is_an_error_that_names_it(
-    drawn: Draw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    importing = builtins.__import__
-
-    def without(name: str, *arguments: Any, **options: Any) -> Any:
-        if name == "resvg_py":
-            raise ModuleNotFoundError(name)
-        return importing(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    code, _, errors, _ = drawn(out="picture.png")
-    assert (code, errors) == (2, f"error: a PNG needs resvg_py, an .svg file does not: {install_command('draw')}\n")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +95,7 @@ def test_an_empty_text_is_an_error(drawn: Draw) -> None:
 
 def test_another_kind_of_file_is_an_error(drawn: Draw) -> None:
     with pytest.raises(SystemExit):
-        drawn(out="picture.pdf")
+        drawn(out="picture.png")
 
 
 def test_without_a_bundle_the_first_with_attention_is_used(drawn: Draw, bundle: Path, tmp_path: Path) -> None:

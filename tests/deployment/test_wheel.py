@@ -52,7 +52,7 @@ def test_the_wheel_has_its_name_and_the_command(installed: Path) -> None:
     assert (found.name, found.version) == ("sightline-serving", __version__)
     commands = {(one.name, one.value) for one in found.entry_points.select(group="console_scripts")}
     assert commands == {("sightline", "sightline.__main__:main")}
-    assert {"cpu", "gpu", "import", "train", "draw"} <= set(found.metadata.get_all("Provides-Extra") or ())
+    assert {"cpu", "gpu", "import", "train"} <= set(found.metadata.get_all("Provides-Extra") or ())
 
 
 def test_the_wheel_has_every_file_of_its_packages(installed: Path) -> None:
