@@ -3,7 +3,7 @@
 import re
 
 from sightline.base.bundle import PairTemplate
-from sightline.base.text.prompt import merge_parts
+from sightline.base.text.prompt import Prompt, merge_parts
 from sightline.base.text.tokenizer import TextTokenizer
 
 _SLOT = re.compile(r"\{(instruction|query|document)\}")
@@ -31,26 +31,12 @@ def tokenize_with_template(
         parts += [values[piece]] if index % 2 else tokenizer.split_special(piece)
         if index % 2 and piece == "document":
             document_end = len(parts)
-    merged, num_after = list(merge_parts(parts, tokenizer)), len(list(merge_parts(parts[document_end:], tokenizer)))
-    before, after = merged[: len(merged) - num_after], merged[len(merged) - num_after :]
-    *fixed, last = before if before and isinstance(before[-1], str) else [*before, ""]  # which ends with the document
-
-    def ids_of(parts: list[str | int], *, is_start: bool) -> list[int]:
-        ids: list[int] = []
-        for index, part in enumerate(parts):
-            if isinstance(part, int):
-                ids.append(part)
-            elif max_tokens is None:
-                ids += tokenizer.encode(part, add_special_tokens=False, is_start=is_start and index == 0)
-            else:  # tokens beyond the limit are not needed to see that there are too many
-                ids += tokenizer.first_ids(part, max_tokens, is_start=is_start and index == 0)
-        return ids
-
-    fixed_ids, after_ids = ids_of(fixed, is_start=True), ids_of(after, is_start=False)
-    last_ids = ids_of([last] if last else [], is_start=not fixed)
+    merged, after = (tuple(merge_parts(some, tokenizer)) for some in (parts, parts[document_end:]))
+    before = merged[: len(merged) - len(after)]  # its last text ends with the document
+    ids, ids_after = (Prompt(some).encode(tokenizer, max_tokens) for some in (before, after))
     if max_tokens is not None:
-        budget = max_tokens - len(fixed_ids) - len(after_ids)
-        if budget < 1:
-            raise ValueError(f"max_tokens must be greater than the {max_tokens - budget} tokens around the document")
-        last_ids = last_ids[:budget]
-    return [*fixed_ids, *last_ids, *after_ids]
+        num_around = len(Prompt(before[:-1]).encode(tokenizer, max_tokens)) + len(ids_after)
+        if num_around >= max_tokens:
+            raise ValueError(f"max_tokens must be greater than the {num_around} tokens around the document")
+        ids = ids[: max_tokens - len(ids_after)]
+    return [*ids, *ids_after]

@@ -66,15 +66,20 @@ class Prompt:
     def texts(self) -> list[str]:
         return [part for part in self.parts if isinstance(part, str)]
 
-    def encode(self, tokenizer: TextTokenizer) -> list[int]:
-        """Return the token ids. Names of special tokens in the texts are plain text."""
+    def encode(self, tokenizer: TextTokenizer, max_tokens: int | None = None) -> list[int]:
+        """Return the token ids. Names of special tokens in the texts are plain text.
+
+        With `max_tokens`, no text has more ids than that.
+        """
         before, after = self.around
         ids = list(before)
         for index, part in enumerate(self.parts):
             if isinstance(part, int):
                 ids.append(part)
-            else:
+            elif max_tokens is None:
                 ids += tokenizer.encode(part, add_special_tokens=False, is_start=index == 0)
+            else:
+                ids += tokenizer.first_ids(part, max_tokens, is_start=index == 0)
         return [*ids, *after]
 
 

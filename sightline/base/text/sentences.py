@@ -10,6 +10,8 @@ from unicodedata import category
 
 import sentencex
 
+from sightline.base.text.words import UNSPACED
+
 # The time of `sentencex` grows with the square of the length for some texts, and it blocks all
 # threads. Therefore it receives at most this many characters at once.
 WINDOW_CHARACTERS = 2048
@@ -86,11 +88,7 @@ _MARKS = str.maketrans("។៕།༎", "。。。。")
 # An ordinal number in German, such as in "im 19. Jahrhundert", before a noun.
 _ORDINAL = re.compile(r"\b(?:[Dd](?:as|e[mnrs]|ie)|[Ii]m|[Aa]m|[Zz]u[mr]|[Bb]eim|[Vv]om|[Jj]ede[mnrs]?)\s\d{1,3}\Z")
 _NO_NOUN = re.compile(r"(?:D(?:as|e[mnrs]|ie)|E[rs]|Sie|Wir|Ihr|Ich|Eine?|Man|Im|Am|Und|Aber|Dann|Da|Danach)\b")
-# Scripts that write no space between words: Thai to Myanmar, Khmer, Kana, Bopomofo and Han.
-_UNSPACED = (
-    "[\u0e00-\u109f\u1780-\u17ff\u19e0-\u19ff\u3040-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua9e0-\ua9ff"
-    "\uaa60-\uaa7f\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
-)
+_UNSPACED = f"(?:{UNSPACED}|[\u0f00-\u0fff])"  # also of Tibetan
 # The end of a sentence that needs no whitespace: a mark of these scripts, or another one between
 # two of their words.
 _UNSPACED_MARK = re.compile("[。！？｡།༎။។៕][^\\w\\s]*\\Z")

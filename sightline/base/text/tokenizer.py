@@ -219,25 +219,18 @@ class TextTokenizer:
         size = max_tokens - num_others
         if size <= overlap:
             raise ValueError(f"{num_others} tokens of a window of {max_tokens} leave only {size} for the second text")
-        ids, offsets = pair.ids, pair.offsets
+        ids, tokens = pair.ids, pair.offsets
         # A token that belongs to no word is one.
-        words = [-1 - index if word is None else word for index, word in enumerate(pair.word_ids)]
-        word_ranges: dict[int, tuple[int, int]] = {}
-        for index in range(begin, end):
-            known = word_ranges.get(words[index], offsets[index])
-            word_ranges[words[index]] = (min(known[0], offsets[index][0]), max(known[1], offsets[index][1]))
-        windows = []
+        words = [
+            (None if word is None else pair.word_to_chars(word, 1)) or tokens[index]
+            for index, word in enumerate(pair.word_ids[begin:end], begin)
+        ]
+        starts_special, windows = bool(pair.special_tokens_mask[0]), []
         for start in range(begin, end, size - overlap):
             stop = min(start + size, end)
-            tokens = range(start, stop)
+            window_ids = (*ids[:begin], *ids[start:stop], *ids[end:])
             windows.append(
-                PairWindow(
-                    (*ids[:begin], *ids[start:stop], *ids[end:]),
-                    begin,
-                    bool(pair.special_tokens_mask[0]),
-                    [offsets[index] for index in tokens],
-                    [word_ranges[words[index]] for index in tokens],
-                )
+                PairWindow(window_ids, begin, starts_special, tokens[start:stop], words[start - begin : stop - begin])
             )
             if stop == end:
                 break

@@ -18,20 +18,11 @@ Span = tuple[int, int]  # index of the first character, and index after the last
 # Punctuation marks that belong to a word between two letters or digits, and between two digits.
 INNER_MARKS = frozenset("'’-‐‑.·_@&׳״")  # don't, well-known, e.g, l·l, צה״ל
 INNER_MARKS_OF_NUMBERS = frozenset(",:/")  # 1,000 and 12:30
-# Blocks of scripts that write no space between words, as ranges of code points.
-SCRIPTS_WITHOUT_SPACES = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x1000, 0x109F),  # Burmese
-    (0x1780, 0x17FF),  # Khmer
-    (0x3005, 0x3007),  # marks that are read as ideographs
-    (0x3040, 0x30FF),  # Hiragana, Katakana
-    (0x3100, 0x312F),  # Bopomofo
-    (0x31F0, 0x31FF),  # Katakana
-    (0x3400, 0x4DBF),  # Han
-    (0x4E00, 0x9FFF),  # Han
-    (0xF900, 0xFAFF),  # Han
-    (0xFF66, 0xFF9F),  # Katakana
-    (0x20000, 0x3FFFF),  # Han
+# A character of a script that writes no space between words: of Thai, Lao, Burmese, Khmer, Kana,
+# Bopomofo and Han.
+UNSPACED = (
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u19e0-\u19ff\u3005-\u3007\u3040-\u312f\u31a0-\u31ff\u3400-\u4dbf"
+    "\u4e00-\u9fff\ua9e0-\ua9ff\uaa60-\uaa7f\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
 )
 FIRST_IDEOGRAPH = 0x3000
 
@@ -56,12 +47,12 @@ class _Kinds(dict[int, str]):
 
 
 def _kind_of(character: str) -> str:
-    category, code = unicodedata.category(character)[0], ord(character)
+    category = unicodedata.category(character)[0]
     if character.isspace():
         return " "
     if category == "M":
         return "m"  # a combining mark
-    if any(first <= code <= last for first, last in SCRIPTS_WITHOUT_SPACES):
+    if re.match(UNSPACED, character):
         return "c"
     if category == "P":
         return "'" if character in INNER_MARKS else "," if character in INNER_MARKS_OF_NUMBERS else "!"
