@@ -10,12 +10,15 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from lab.bench.server import RunningServer
+from tests.e2e.ready_process import CLIENT
+from tests.service.conftest import wait_until
 
 PAGES = sorted([Path("README.md"), Path("CONTRIBUTING.md"), *Path("docs").rglob("*.md")])
 FENCE = re.compile(
@@ -123,11 +126,25 @@ def name_of(block: Block) -> str:
     return f"{block.page}:{block.line}"
 
 
+@pytest.fixture(scope="module")
+def ready_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The command `sightline` in copies of a process that has imported what it needs."""
+    folder = tmp_path_factory.mktemp("ready")
+    path, client = folder / "socket", folder / "sightline"
+    client.write_text(CLIENT.format(python=sys.executable, path=str(path)), encoding="utf-8")
+    client.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-m", "tests.e2e.ready_process", str(path)]) as process:
+        wait_until(path.exists)
+        yield client
+        process.kill()
+
+
 @pytest.mark.parametrize(
     "block", [one for one in BLOCKS if one.language in RUN and one.needs is None and is_safe(one)], ids=name_of
 )
-def test_a_block_prints_what_the_page_shows(shipped: RunningServer, block: Block) -> None:
-    check_output(shipped, block, Path(sys.executable))
+def test_a_block_prints_what_the_page_shows(shipped: RunningServer, ready_command: Path, block: Block) -> None:
+    ready = replace(block, code=block.code.replace(".venv/bin/sightline", str(ready_command)))
+    check_output(shipped, ready, Path(sys.executable))
 
 
 @pytest.fixture(scope="module")

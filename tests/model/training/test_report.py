@@ -96,7 +96,7 @@ def measure_memory(run: Path, results: "SimpleQueue[float]") -> None:
     config = TransformerConfig(60_000, d_model=256, d_ff=256, encoder_layers=1, decoder_layers=1, max_positions=32)
     large = {"translation": dataclasses.replace(TOYS["translation"], model=config)}
     with patch.dict(TOYS, large):
-        trainer = toy_trainer("translation", run, checkpoint_steps=0, batch_tokens=256)
+        trainer = toy_trainer("translation", run, epochs=1, checkpoint_steps=0, batch_tokens=256)
         results.put(peak_memory(trainer.device))
         results.put(trainer.needed_memory())
         trainer.fit()
