@@ -22,8 +22,8 @@ from sightline.base.errors import (
     exit_status,
     fail,
 )
+from sightline.base.extras import missing_library
 from sightline.base.parser import Parser
-from sightline.commands.extras import missing_library
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,15 @@ from google.protobuf.message import DecodeError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from sightline.base.external_data import message_class
-from sightline.base.text.tokenizer_parts import OUTER_SPACES
 from sightline.export.import_errors import ImportFailedError
 
 SPACE = "▁"  # U+2581, a space in pieces
 # A name that starts with a space cannot be found in a text, in which all spaces are `SPACE`. It
 # keeps the id of a piece that this tokenizer must not use. The decoder removes the space.
 HIDDEN = " "
+# Spaces before and after a text, as the `tokenizers` library finds them in time that is linear in
+# the length of the text.
+OUTER_SPACES = r"\A +(?:[ ▁]*\z)?|(?<![ ▁])[ ▁]+\z"
 
 
 class PieceKind(IntEnum):

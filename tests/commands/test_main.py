@@ -15,8 +15,7 @@ import pytest
 
 from sightline import __version__
 from sightline.__main__ import COMMANDS, main
-from sightline.base.extras import install_command
-from sightline.commands.extras import LIBRARIES
+from sightline.base.extras import LIBRARIES, install_command
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import RecurrentConfig

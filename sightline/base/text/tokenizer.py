@@ -26,7 +26,6 @@ from sightline.base.text.tokenizer_parts import (
     check_bounds,
     check_decoder,
     config_of,
-    replace_slow_pattern,
     split_special_tokens,
     steps_of,
     token_bytes,
@@ -186,16 +185,12 @@ class TextTokenizer:
         if budget < 1:
             raise ValueError(f"max_tokens must be greater than the {max_tokens - budget} special tokens of a pair")
         parts = [self._encode_start(text, budget) for text in (first, second)]
-        shorter, longer = sorted(len(part) for part in parts)
         if cuts_first:
             parts[0].truncate(max(1, budget - len(parts[1])))
-        elif shorter + longer > budget:
-            longer = max(shorter, budget - shorter)
-            if shorter + longer > budget:
-                shorter, longer = budget // 2, budget - budget // 2
-            is_swapped = len(parts[0]) > len(parts[1])
-            for part, length in zip(parts, (longer, shorter) if is_swapped else (shorter, longer), strict=True):
-                part.truncate(length)
+        else:
+            shorter, longer = sorted(parts, key=len)
+            shorter.truncate(min(len(shorter), budget // 2))
+            longer.truncate(budget - len(shorter))
         pair: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
         return pair
 
@@ -458,7 +453,6 @@ def read_tokenizer(path: Path) -> TextTokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
         check_bounds(tokenizer)
-        replace_slow_pattern(tokenizer)
         return TextTokenizer(tokenizer)
     except INTERRUPTIONS:
         raise

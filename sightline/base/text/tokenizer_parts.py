@@ -12,13 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-# Spaces before and after a text, as the `tokenizers` library finds them in time that is linear in
-# the length of the text. Bundles that were exported before have an expression that took quadratic
-# time to find the same.
-OUTER_SPACES = r"\A +(?:[ ▁]*\z)?|(?<![ ▁])[ ▁]+\z"
-SLOW_OUTER_SPACES = r"\A +|[ ▁]+\z"
 # Rules of a tokenizer may make a text this many times longer. They are applied to all of it while
 # Python's global lock is held.
 MAX_GROWTH = 1000
@@ -99,18 +94,6 @@ def _matches_nothing(pattern: str) -> bool:
         return re.match(pattern, "") is not None
     except re.error:  # another syntax than Python's
         return True
-
-
-def replace_slow_pattern(tokenizer: Tokenizer) -> None:
-    """Replace the expression of bundles that were exported before `OUTER_SPACES`."""
-    config = config_of(tokenizer.normalizer)
-    slow = [step for step in steps_of(config) if step.get("pattern") == {"Regex": SLOW_OUTER_SPACES}]
-    for step in slow:
-        step["pattern"] = {"Regex": OUTER_SPACES}
-    if slow:
-        normalizer = normalizers.Sequence([])
-        normalizer.__setstate__(json.dumps(config).encode())
-        tokenizer.normalizer = normalizer
 
 
 def check_decoder(config: dict[str, Any]) -> None:

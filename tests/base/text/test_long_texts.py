@@ -1,20 +1,17 @@
 """Tokenization takes time that grows at most in proportion to the length of a text."""
 
 import itertools
-import json
 import math
 import re
 import struct
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from tokenizers import Regex, normalizers
 
-from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer, read_tokenizer
-from sightline.base.text.tokenizer_parts import OUTER_SPACES, SLOW_OUTER_SPACES
-from sightline.export.tokenizers.sentencepiece import convert_sentencepiece
+from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
+from sightline.export.tokenizers.sentencepiece import OUTER_SPACES, convert_sentencepiece
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.inference.call import SingleText, tokenize_within_limits
@@ -73,26 +70,12 @@ def test_the_time_is_linear_in_the_length_of_a_text(kinds: dict[str, TextTokeniz
 
 
 def test_the_linear_expression_of_outer_spaces_finds_the_same() -> None:
-    slow, fast = (normalizers.Replace(Regex(pattern), "|") for pattern in (SLOW_OUTER_SPACES, OUTER_SPACES))
+    slow, fast = (normalizers.Replace(Regex(pattern), "|") for pattern in (r"\A +|[ ▁]+\z", OUTER_SPACES))
     for length in range(8):
         for characters in itertools.product(" ▁a\n", repeat=length):
             text = "".join(characters)
             # The slow one finds spaces and marks without other characters in two parts.
             assert fast.normalize_str(text) == re.sub(r"\|+", "|", slow.normalize_str(text)), repr(text)
-
-
-def test_bundles_with_the_slow_expression_tokenize_in_linear_time(tmp_path: Path) -> None:
-    tokenizer = convert_sentencepiece(UNIGRAM, special=[])
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(str(path))
-    fast = path.read_text()
-    slow = fast.replace(json.dumps(OUTER_SPACES, ensure_ascii=False), json.dumps(SLOW_OUTER_SPACES, ensure_ascii=False))
-    assert slow != fast
-    path.write_text(slow)
-    read = read_tokenizer(path)
-    assert cpu_seconds(read, "a" + " " * 20_000 + "b", 0.2) < 0.2  # the slow expression took two seconds
-    for text in SENTENCES:
-        assert read.encode(f"  {text} ▁ ") == tokenizer.encode(f"  {text} ▁ ").ids
 
 
 def test_a_text_with_many_characters_for_each_token_is_rejected_before_it_is_tokenized(
