@@ -15,7 +15,8 @@ from sightline.base.errors import UsageError
 from sightline.export.import_errors import ImportFailedError
 
 # Graphs by fields of the manifest.
-GRAPH_FILES = {"encoder": "encoder.onnx", "decoder": "step.onnx", "similar": "similar.onnx", "predict": "predict.onnx"}
+GRAPH_FILES = {name: f"{name}.onnx" for name in ("encoder", "decoder", "similar", "predict", "contributions")}
+GRAPH_FILES["decoder"] = "step.onnx"
 ROWS, WEIGHTS = "rows.onnx", "weights.bin"
 TOKENIZER, TARGET_TOKENIZER, PROMPT_TOKENIZER = "tokenizer.json", "target_tokenizer.json", "prompt_tokenizer.json"
 

@@ -183,6 +183,7 @@ class SessionRunner(ABC):
         table_options = session_options(num_threads, prepack=self._packs_table)
         self._similar = load_optional_session(folder, manifest.similar, table_options, provider)
         self._predict = load_optional_session(folder, manifest.predict, table_options, provider)
+        self._contributions = load_optional_session(folder, manifest.contributions, options, provider)
         graphs = {"encoder": manifest.encoder, "decoder": manifest.decoder}
         self.threads = {name: num_threads for name, graph in graphs.items() if graph is not None}
         self.threads_alone = 1  # number of threads while the other workers are idle, if it is more
@@ -268,6 +269,16 @@ class SessionRunner(ABC):
 
     def predict(self, hidden: Array) -> Array:
         return self._run_with_table(self._predict, "logits", "hidden", hidden)
+
+    def measure_contributions(self, method: str, source_ids: Int64, target_ids: Int64) -> Mapping[str, Array]:
+        graph = self.manifest.contributions
+        assert graph is not None, "the bundle has a graph of contributions"
+        names = [name for name in graph.outputs if name.startswith(f"{method}.")]
+        # Zeroing values needs a pass through each layer for each token.
+        zeroed = max(source_ids.size, target_ids.size) if method == "value_zeroing" else 1
+        inputs = {"source_ids": source_ids, "target_ids": target_ids, "zeroed_tokens": np.array([zeroed], np.int64)}
+        outputs = self._contributions.run(names, inputs, self._options)
+        return {name.partition(".")[2]: output for name, output in zip(names, outputs, strict=True)}
 
     def _run_with_table(self, session: Any, output: str, name: str, rows: Array) -> Array:
         """Run a graph that multiplies rows by the table of embeddings, and return its output."""
