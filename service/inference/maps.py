@@ -1,5 +1,6 @@
 """Attention maps of a response: selection, size limit and format."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -29,7 +30,9 @@ from sightline.service.inference.service import ServedModel
 from sightline.service.inference.statistics import HeadStatistics, MapAxes, head_statistics
 from sightline.service.parameters import AttentionSelection, Method
 
-MAX_CONTRIBUTING_TOKENS = 128  # of an input or a text: memory and time grow with the square
+# Tokens of an input or a text with contributions: memory and time grow with their square.
+MAX_CONTRIBUTING_TOKENS = 128
+MAX_ZEROING = 500_000_000_000  # their square times the parameters of a model, for some seconds of the engine
 
 
 @dataclass(frozen=True)
@@ -359,7 +362,10 @@ class MapWriter:
         """Reject a response that is certain to be too large; otherwise reserve its memory."""
         self._requests = requests
         if self.contributions is not None:
-            _check_contributions(requests)
+            limit = MAX_CONTRIBUTING_TOKENS
+            if self.contributions == "value_zeroing":
+                limit = min(limit, math.isqrt(MAX_ZEROING // max(1, self._model.manifest.parameters)))
+            _check_contributions(requests, limit)
         count, num_bytes = sum(map(self._min_cost, requests), np.zeros(2, np.int64)).tolist()
         self._check_count(count)
         self._memory.reserve(num_bytes)
@@ -562,14 +568,14 @@ def _maps_of(model: ServedModel, method: Method) -> Sequence[AttentionMaps]:
     return [of_kind.model_copy(update={"heads": 1} | is_sum) for of_kind in maps]
 
 
-def _check_contributions(requests: Sequence[SourceRequest]) -> None:
-    """Reject requests whose contributions would not be theirs, or would need gigabytes."""
+def _check_contributions(requests: Sequence[SourceRequest], limit: int) -> None:
+    """Reject requests with hidden or too many tokens."""
     for request in requests:
         assert isinstance(request, GenerateRequest), "only encoder-decoders have contributions"
         most = len(request.target_prefix) - request.num_forced + request.parameters.num_new_tokens
-        if request.hidden_source_tokens or max(len(request.source_ids), most) > MAX_CONTRIBUTING_TOKENS:
+        if request.hidden_source_tokens or max(len(request.source_ids), most) > limit:
             message = (
-                f"Contributions need a whole input and a text of at most {MAX_CONTRIBUTING_TOKENS} tokens each, got "
+                f"Contributions need a whole input and a text of at most {limit} tokens each, got "
                 f"{len(request.source_ids)} and up to {most}; leave out {{hidden_source_tokens}}, shorten the texts, "
                 "lower {max_new_tokens}, or leave out {method}."
             )

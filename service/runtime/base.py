@@ -183,7 +183,7 @@ class SessionRunner(ABC):
         table_options = session_options(num_threads, prepack=self._packs_table)
         self._similar = load_optional_session(folder, manifest.similar, table_options, provider)
         self._predict = load_optional_session(folder, manifest.predict, table_options, provider)
-        self._contributions = load_optional_session(folder, manifest.contributions, options, provider)
+        self._contributions = load_optional_session(folder, manifest.contributions, table_options, provider)
         graphs = {"encoder": manifest.encoder, "decoder": manifest.decoder}
         self.threads = {name: num_threads for name, graph in graphs.items() if graph is not None}
         self.threads_alone = 1  # number of threads while the other workers are idle, if it is more

@@ -26,6 +26,7 @@ from sightline.export.options import BundleMetadata, ExportOptions, Quantization
 from sightline.export.writing import write_graphs
 from sightline.model.config import TransformerConfig
 from sightline.service.engine.contributions import maps_of
+from sightline.service.inference import maps
 from tests.equality.systems import MakeConfig, random_models, small
 from tests.support.export import main
 from tests.support.tensors import state_tensors
@@ -188,9 +189,9 @@ def measured(folder: Path, model: Description, weights: Weights) -> dict[str, Ma
 def assert_equal_the_reference(folder: Path, model: Description, weights: Weights) -> None:
     stacks, found = run(model, weights), measured(folder, model, weights)
     expected = {"norms": norms(stacks), "value_zeroing": value_zeroing(model, weights, stacks), "alti": alti(stacks)}
-    for method, maps in expected.items():
-        assert found[method].keys() == maps.keys() == {"encoder", "cross", "decoder"}
-        for kind, array in maps.items():
+    for method, of_kinds in expected.items():
+        assert found[method].keys() == of_kinds.keys() == {"encoder", "cross", "decoder"}
+        for kind, array in of_kinds.items():
             np.testing.assert_allclose(
                 found[method][kind], array, rtol=TOLERANCE, atol=TOLERANCE, err_msg=f"{method} of {kind}"
             )
@@ -317,9 +318,11 @@ def test_combinations_without_contributions_are_errors(
         client.attention("a man sleeps", method="alti", **options)
 
 
-def test_a_bundle_without_contributions_says_how_to_get_them(bundle: Path) -> None:
-    with (
-        sightline.load(bundle) as loaded,
-        pytest.raises(sightline.SightlineError, match=r"has no alti.*export --contributions"),
-    ):
-        loaded.attention("a man sleeps", method="alti")
+def test_a_large_model_zeroes_the_values_of_fewer_tokens(
+    client: sightline.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maps, "MAX_ZEROING", 10_000_000)
+    with pytest.raises(sightline.SightlineError, match=r"at most 1\d tokens each, got 5 and up to 40"):
+        client.attention("a man sleeps", method="value_zeroing", max_new_tokens=40)
+    assert client.attention("a man sleeps", method="value_zeroing", max_new_tokens=5)
+    assert client.attention("a man sleeps", method="alti", max_new_tokens=40)
