@@ -145,9 +145,12 @@ def export_folder(
     clean_up(out)  # before the metadata of the existing bundle is read
     metadata = metadata_of(options, out, _recorded(record, options.languages is not None))
     is_half = isinstance(options, CheckpointOptions) and options.half_weights
-    bits = options.bits or (8 if _has_8_bits(kind, provenance) and not is_half else FLOAT32_BITS)
-    if is_half and bits != FLOAT32_BITS:
-        raise UsageError(f"--bits {bits} cannot be combined with --half-weights; leave out one of them")
+    flags = [
+        flag for flag, is_given in (("half-weights", is_half), ("contributions", options.contributions)) if is_given
+    ]
+    bits = options.bits or (8 if _has_8_bits(kind, provenance) and not flags else FLOAT32_BITS)
+    if flags and bits != FLOAT32_BITS:
+        raise UsageError(f"--bits {bits} cannot be combined with --{flags[0]}; leave out one of them")
     if kind == "training":
         assert isinstance(options, CheckpointOptions)  # a download is no training run
         export = _export_of_run(checkpoint, out, metadata, options)
@@ -156,6 +159,8 @@ def export_folder(
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
         changes = ExportOptions(options.max_tokens, options.task, ignored_keys=options.ignore_key)
         export = Export(checkpoint, out, metadata, changes, kind, provenance)
+    changes = dataclasses.replace(export.options, contributions=options.contributions)
+    export = dataclasses.replace(export, options=changes)
     is_shortened = kind == "firefox" and not (isinstance(options, CheckpointOptions) and options.no_shortlist)
     is_shortened = is_shortened and bits != HALF_BITS and find_firefox_files(checkpoint).shortlist is not None
     return _write(export, bits, options.bits is None, is_shortened)

@@ -73,6 +73,7 @@ class ExportOptions:
     sentences: tuple[str, ...] = ()  # source sentences for the check of a training run
     tolerance: float | None = None  # largest difference from the reference; None: derived from float32 rounding
     ignored_keys: tuple[str, ...] = ()  # unknown keys of config.json that the user takes for harmless
+    contributions: bool = False  # add the graph of contributions
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,9 @@ class ImportOptions(Options):
     task: Task | None = None
     """fail unless the imported model can do this task; with rerank, a Qwen3 that generates text is
     imported as Qwen3-Reranker"""
+    contributions: bool = False
+    """add a graph that measures how much tokens contribute to each other, for `method` of `POST
+    /v1/attention`; only for encoder-decoder Transformers in float32"""
     bits: Literal[8, 4, 16, 32] | None = None
     """bits per weight: 8 and 4 quantize the verified model and measure the loss, as `sightline
     quantize` does; 16 does the same for float16 on CUDA (experimental: not yet run on a GPU); 32

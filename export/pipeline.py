@@ -30,6 +30,7 @@ from sightline.base.machine import available_memory
 from sightline.export.describe import Described, build, describe_source
 from sightline.export.families.description import Guided
 from sightline.export.graphs.builder import WeightFile
+from sightline.export.graphs.contributions import contributions_graph
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.limits import CHECK_SPEED, begin_step, end_step, folder_bytes
 from sightline.export.manifest import write_model
@@ -102,6 +103,8 @@ def export_checkpoint(export: Export) -> Exported:
                 # A tensor may be read twice.
                 model.weights.tensors.on_read = lambda count: bar.update(min(count, num_bytes - bar.n))
             graphs = build(model, weights)
+            if options.contributions:
+                graphs = replace(graphs, contributions=contributions_graph(model.model, model.weights, weights))
         if metadata.training_unit == "sentence" and (graphs.encoder is None or graphs.decoder is None):
             raise UsageError(
                 "--unit sentence is only for encoder-decoder models, whose texts can be split into sentences; leave it "

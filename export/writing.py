@@ -15,7 +15,9 @@ from sightline.base.errors import UsageError
 from sightline.export.import_errors import ImportFailedError
 
 # Graphs by fields of the manifest.
-GRAPH_FILES = {"encoder": "encoder.onnx", "decoder": "step.onnx", "predict": "predict.onnx"}
+GRAPH_FILES = {
+    "encoder": "encoder.onnx", "decoder": "step.onnx", "predict": "predict.onnx", "contributions": "contributions.onnx",
+}  # fmt: skip
 ROWS, WEIGHTS = "rows.onnx", "weights.bin"
 TOKENIZER, TARGET_TOKENIZER, PROMPT_TOKENIZER = "tokenizer.json", "target_tokenizer.json", "prompt_tokenizer.json"
 

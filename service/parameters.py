@@ -29,6 +29,8 @@ DECIMAL_ID = r"(0|[1-9][0-9]{0,9})"  # a token id as the key of an object
 Encoding = Literal["float", "base64"]
 Reduce = Literal["none", "mean", "max"]
 Units = Literal["tokens", "words"]
+# Measure of attention maps: weights, or contributions (`sightline.service.engine.contributions`).
+Method = Literal["weights", "norms", "value_zeroing", "alti"]
 
 
 def _check_stop(value: Any) -> tuple[str, ...]:
@@ -233,6 +235,12 @@ class AttentionSelection(RequestBody):
     )
     heads: Indices | None = Field(default=None, description="Head indices; -1 is the last head. All heads if absent.")
     reduce: Reduce = Field(default="none", description="Reduction over the selected heads.")
+    method: Method = Field(
+        default="weights",
+        description="Measure of the maps: attention weights; or contributions of tokens, for bundles exported with "
+        "`--contributions`: norms of transformed vectors, or with all heads as one, the effect of zeroing a value, or "
+        "ALTI+, the share of each token in the outputs of a layer.",
+    )
     prompt_rows: bool = Field(
         default=False,
         description="Start decoder maps with the rows of the prompt's tokens. Only for decoder-only models.",

@@ -196,11 +196,12 @@ def measure(source: Path, original: Manifest, converted: Sessions, text: Text, f
 
 def write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, Any]:
     """Write converted graphs, weights and other files; return changed fields of the manifest."""
+    manifest = manifest.model_copy(update={"contributions": None})  # they would be those of other products
     files = {field: graph.file for field in GRAPH_FILES if (graph := getattr(manifest, field)) is not None}
     originals = [onnx.load_model(source / name, load_external_data=False) for name in files.values()]
     with WeightFile(folder / WEIGHTS) as weights:
         rewritten = rewrite(originals, source, weights)
-    entries = write_graphs(folder, dict(zip(files, rewritten, strict=True)))
+    entries = {"contributions": None, **write_graphs(folder, dict(zip(files, rewritten, strict=True)))}
     others = {manifest.source_tokenizer, manifest.target_tokenizer}
     others |= {layer.file for layer in (manifest.embedding.dense if manifest.embedding else ())}
     for name in others:

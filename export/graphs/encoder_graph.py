@@ -41,16 +41,8 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onn
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
     size = graph.add("Shape", ids, start=1)  # (1,)
     layers = LayerBuilder(graph, weights, "encoder", stack)
-    first = graph.constant([0], np.int64)
-    padding = stack.embedding.padding
-
-    def at_positions(table: str) -> str:
-        if padding is None:
-            return graph.add("Slice", table, first, size, first)
-        return graph.add("Gather", table, _counted_positions(graph, ids, padding))
-
-    x = embedded = layers.embed(ids, at_positions)
-    attend = EncoderAttentionBuilder(layers, model.max_positions, size, lengths)
+    x = embedded = layers.embed_text(ids, size)
+    attend = SelfAttentionBuilder(layers, model.max_positions, size, lengths)
     for number, attention in enumerate(stack.attention):
         before, module = x, f"encoder.{number}.self_attention"
         attended = attend.add(number, attention, layers.sublayer_input(x, module, number))
@@ -64,22 +56,13 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onn
         _project_cross_attention(layers, model.decoder, model.decoder.cross, x)
     if model.head is not None:
         if model.reader is not None:
-            x = read_again(
-                graph, weights, model.reader, ids, attend.is_token, attend.positions, lengths, x, at_positions
-            )
+            x = read_again(graph, weights, model.reader, ids, attend.is_token, attend.positions, lengths, x, size)
         _labels(layers, model.head, model.labels, x, ids, lengths, size)
     return graph.build()
 
 
-def _counted_positions(graph: GraphBuilder, ids: str, padding: int) -> str:
-    """Number the tokens of each row from 1; those of `padding` get 0. The shape is (B, S)."""
-    is_counted = graph.add("Not", graph.add("Equal", ids, graph.constant(padding, np.int64)))
-    counted = graph.add("Cast", is_counted, to=INT64)
-    return graph.add("Mul", graph.add("CumSum", counted, graph.constant(1, np.int64)), counted)
-
-
-class EncoderAttentionBuilder:
-    """Builder of the self-attention of all layers. Nodes that layers share are added once.
+class SelfAttentionBuilder:
+    """Builder of the self-attention of all layers over whole texts. Shared nodes are added once.
 
     All kinds use `Attention` (opset 24), the fastest operator for sequences of different lengths.
     """
@@ -98,7 +81,7 @@ class EncoderAttentionBuilder:
 
     def add(self, number: int, attention: Attention, x: str) -> str:
         """Add a layer's attention to x, both (B, S, M), with the weights as a graph output."""
-        module = f"encoder.{number}.self_attention"
+        module = f"{self._layers.name}.{number}.self_attention"
         parts = [x, x, x]
         if attention.has_projections:  # as one product
             qkv = self._layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
@@ -108,13 +91,15 @@ class EncoderAttentionBuilder:
             parts[1] = self._rotate(parts[1], attention.kv_heads, attention.rotary)
         if attention.projected_keys is None:
             attention_map = self._attention_map(number, attention)
-            bias = self._graph.once(f"bias {attention.window}", partial(self._bias, attention.window))
+            window, name = attention.window, self._layers.name
+            bias = self._graph.once(f"{name} bias {window}", partial(self._bias, window))
             if self._position_scores is not None:
                 bias = self._position_scores.add(module, attention, parts[0], parts[1])
             if attention.relative_keys is not None:
                 table = self._layers.weights.read(f"{module}.relative_keys.weight")
                 column = self._graph.add_once("Unsqueeze", self.positions, self._graph.constant([1], np.int64))
-                bias = relative_key_scores(self._graph, module, attention, table, parts[0], column, self.positions)
+                scores = relative_key_scores(self._graph, module, attention, table, parts[0], column, self.positions)
+                bias = self._graph.add("Add", bias, scores) if bias else scores
             attended = operators.attention(self._graph, attention, parts, attention_map, self._lengths, bias)
         else:
             attended = self._attend_to_projected_keys(number, attention, attention.projected_keys, parts)
@@ -122,8 +107,9 @@ class EncoderAttentionBuilder:
 
     def _attention_map(self, number: int, attention: Attention) -> str:
         """Declare the attention weights of a layer as an output."""
-        shape = ("batch", attention.heads, "source", "source")
-        return self._graph.output(f"encoder_attention.{number}", FLOAT, shape)
+        axis = "source" if self._layers.name == "encoder" else "target"
+        shape = ("batch", attention.heads, axis, axis)
+        return self._graph.output(f"{self._layers.name}_attention.{number}", FLOAT, shape)
 
     def _attend_to_projected_keys(
         self, number: int, attention: Attention, options: ProjectedKeys, parts: Sequence[str]
@@ -174,7 +160,7 @@ class EncoderAttentionBuilder:
     def _rotate(self, x: str, heads: int, rotary: Rotary) -> str:
         """Add rotary position embedding of queries or keys (B, S, heads * D)."""
         graph = self._graph
-        positions = graph.once("positions", lambda: self._batch_positions(x))
+        positions = graph.once(f"{self._layers.name} positions", lambda: self._batch_positions(x))
         size = self._layers.stack.attention[0].head_size
         tables = self._layers.rotary_tables(rotary, self._max_positions, size)
         return graph.add("RotaryEmbedding", x, *tables, positions, num_heads=heads)

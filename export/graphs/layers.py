@@ -166,6 +166,21 @@ class LayerBuilder:
             x = self.linear(x, f"{self.name}.embedding_projection")
         return x
 
+    def embed_text(self, ids: str, size: str) -> str:
+        """Add the embedding (B, S, M) of all tokens of texts (B, S); `size` is S, (1,) int64."""
+        graph, padding, first = self.graph, self.stack.embedding.padding, self.graph.constant([0], np.int64)
+
+        def at_positions(table: str) -> str:
+            if padding is None:
+                return graph.add("Slice", table, first, size, first)
+            # The tokens of each row are numbered from 1; those of `padding` get 0.
+            is_counted = graph.add("Not", graph.add("Equal", ids, graph.constant(padding, np.int64)))
+            counted = graph.add("Cast", is_counted, to=INT64)
+            numbers = graph.add("CumSum", counted, graph.constant(1, np.int64))
+            return graph.add("Gather", table, graph.add("Mul", numbers, counted))
+
+        return self.embed(ids, at_positions)
+
     def rotary_tables(self, rotary: Rotary, positions: int, size: int) -> list[str]:
         """Add the tables of cosines and sines (P, D / 2) of some layers, with heads of `size` D."""
         number = [*dict.fromkeys(attention.rotary for attention in self.stack.attention)].index(rotary)

@@ -27,6 +27,7 @@ class Graphs:
     labels: tuple[str, ...] = ()
     label_kind: LabelKind = "classes"
     predict: onnx.ModelProto | None = None  # only of masked language models
+    contributions: onnx.ModelProto | None = None  # only if an option of the export asks for it
 
     @property
     def tasks(self) -> tuple[Task, ...]:

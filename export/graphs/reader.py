@@ -1,7 +1,5 @@
 """Nodes of a decoder that reads the source once more, as classifiers of BART do."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from sightline.export.families.description import Reader
@@ -21,7 +19,7 @@ def read_again(
     positions: str,
     lengths: str,
     memory: str,
-    at_positions: Callable[[str], str],
+    size: str,
 ) -> str:
     """Add a decoder over the source, and return its hidden state (B, M) at the last end token.
 
@@ -31,14 +29,14 @@ def read_again(
         positions: 0 to S - 1, (S,) int64.
         lengths: (B,) int64.
         memory: hidden states of the encoder, (B, S, M).
-        at_positions: adds the first S rows of a table (P, M).
+        size: S, (1,) int64.
     """
     stack, zero, axis = reader.stack, graph.constant(0, np.int64), graph.constant([1], np.int64)
     assert stack.cross is not None, "the decoder has cross-attention"
     layers = LayerBuilder(graph, weights, "decoder", stack)
     # The start token takes the place of the last token, (B, S). A negative pad truncates.
     shifted = graph.add("Pad", ids, graph.constant([1, -1], np.int64), graph.constant(reader.start_id, np.int64), axis)
-    x = layers.embed(shifted, at_positions)
+    x = layers.embed_text(shifted, size)
     is_later = graph.add("Greater", positions, graph.add("Unsqueeze", positions, axis))  # (S, S)
     causal = graph.add("Where", is_later, graph.constant(LOWEST, np.float32), graph.constant(0.0, np.float32))
     causal = graph.add("Unsqueeze", causal, graph.constant([0, 1], np.int64))  # (1, 1, S, S)

@@ -13,7 +13,7 @@ from sightline.export.families.description import Attention, FeedForward, Projec
 from sightline.export.families.trained import NORM
 from sightline.export.families.weights import Source, Weights
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
-from sightline.export.graphs.encoder_graph import EncoderAttentionBuilder
+from sightline.export.graphs.encoder_graph import SelfAttentionBuilder
 from sightline.export.graphs.layers import LayerBuilder
 from sightline.export.graphs.nodes import FLOAT, INT32, INT64, LOWEST, token_mask
 from sightline.model.config import matrix_indices
@@ -33,7 +33,7 @@ def exported_graph(module: MultiHeadAttention, projections: Projections | None, 
     x, lengths, size = _inputs(graph, module.query.in_features)
     layers = _layer_builder(graph, module, projections)
     max_positions = 0 if projections is None else projections.matrices.size(2)
-    attention = EncoderAttentionBuilder(layers, max_positions, size, lengths)
+    attention = SelfAttentionBuilder(layers, max_positions, size, lengths)
     _output(graph, attention.add(0, layers.stack.attention[0], x), module)
     return graph.build()
 

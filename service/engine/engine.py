@@ -14,6 +14,7 @@ import numpy as np
 from sightline.base.bundle import TOP_OUTPUTS
 from sightline.service.engine.beam import BeamGeneration
 from sightline.service.engine.checks import GraphFailures, GraphName, find_non_finite
+from sightline.service.engine.contributions import with_contributions
 from sightline.service.engine.encoding import encoder_outputs, label_scores, predict
 from sightline.service.engine.generation import (
     ActiveRequest,
@@ -645,6 +646,9 @@ class Engine:
             token = generation.new_token if generation.request.stream else None
             if targets:
                 generation.charge_targets(targets)
+                if generation.request.contributions is not None:
+                    targets = with_contributions(self._runner, generation.request, targets)
+                    now = self._clock()
         except NonFiniteError:
             logger.error("the decoder returned values that are not finite")
             return Failed("internal")

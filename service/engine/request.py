@@ -123,6 +123,7 @@ class GenerateRequest:
     # Layers and heads to record of `cross` and `decoder`, by kind; all of a kind that is absent.
     map_parts: Mapping[str, MapPart] = field(default_factory=dict)
     map_budget: MapBudget | None = None  # the request fails with its `error`
+    contributions: str | None = None  # method of the maps of the targets, in place of recorded weights
     caller: str = ""  # label of the API key: callers get equal shares, and never share states of prompts
     stream: bool = False  # emit a TokenEvent for each generated token; not with beam search
 

@@ -458,6 +458,7 @@ class Decoding:
                     prompt_rows=maps is not None and maps.has_prompt_rows,
                     map_parts=parts,
                     map_budget=maps.budget if maps else None,
+                    contributions=maps.contributions if maps else None,
                     caller=call.caller,
                     stream=stream,
                 )

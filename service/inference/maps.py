@@ -1,5 +1,6 @@
 """Attention maps of a response: selection, size limit and format."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -27,7 +28,11 @@ from sightline.service.inference.call import AnyInputs, Call, Ids
 from sightline.service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.statistics import HeadStatistics, MapAxes, head_statistics
-from sightline.service.parameters import AttentionSelection
+from sightline.service.parameters import AttentionSelection, Method
+
+# Tokens of an input or a text with contributions: memory and time grow with their square.
+MAX_CONTRIBUTING_TOKENS = 128
+MAX_ZEROING = 500_000_000_000  # their square times the parameters of a model, for some seconds of the engine
 
 
 @dataclass(frozen=True)
@@ -310,6 +315,11 @@ class MapWriter:
             message = f"It is supported only by decoder-only models, and {model.name} is not one; leave it out."
             raise ApiError("unsupported_parameter", message, field="prompt_rows")
         self.has_prompt_rows = selection.prompt_rows
+        # Method of the maps of a target; None for the weights that its steps record.
+        self.contributions = None if selection.method == "weights" else selection.method
+        if self.contributions is not None and records_all:
+            message = "Coverage needs attention weights; leave out {method}, or request the coverage alone."
+            raise ApiError("unsupported_parameter", message, field="method")
         self._selections = _select(model, selection, records_all=records_all)
         self._units = selection.units
         self._has_layout = selection.units == "words" or selection.statistics
@@ -323,7 +333,8 @@ class MapWriter:
 
     @property
     def kinds(self) -> frozenset[str]:
-        return frozenset(selection.attention.kind for selection in self._selections)
+        """The kinds of attention weights to record."""
+        return frozenset(one.attention.kind for one in self._selections if self.contributions is None)
 
     @property
     def parts(self) -> dict[str, MapPart]:
@@ -350,6 +361,11 @@ class MapWriter:
     def check(self, requests: Sequence[Request]) -> None:
         """Reject a response that is certain to be too large; otherwise reserve its memory."""
         self._requests = requests
+        if self.contributions is not None:
+            limit = MAX_CONTRIBUTING_TOKENS
+            if self.contributions == "value_zeroing":
+                limit = min(limit, math.isqrt(MAX_ZEROING // max(1, self._model.manifest.parameters)))
+            _check_contributions(requests, limit)
         count, num_bytes = sum(map(self._min_cost, requests), np.zeros(2, np.int64)).tolist()
         self._check_count(count)
         self._memory.reserve(num_bytes)
@@ -456,7 +472,7 @@ class MapWriter:
         maps = []
         for selection in self._selections:
             recorded, alignment = attention[selection.attention.kind], None
-            if selection.requested.statistics and selection.attention.kind == "cross":
+            if selection.requested.statistics and selection.attention.kind == "cross" and self.contributions is None:
                 step, layer, heads = self._model.manifest.alignment_heads
                 alignment = recorded[layer, list(heads)].mean(axis=0)
                 if step == "reads":
@@ -517,7 +533,7 @@ def _single_text(inputs: AnyInputs, index: int) -> str | None:
 
 
 def _select(model: ServedModel, selection: AttentionSelection, *, records_all: bool) -> list[Selection]:
-    available = {attention.kind: attention for attention in model.manifest.attention}
+    available = {attention.kind: attention for attention in _maps_of(model, selection.method)}
     selections = []
     for position, kind in enumerate(selection.kinds or available):
         if kind not in available:
@@ -528,9 +544,42 @@ def _select(model: ServedModel, selection: AttentionSelection, *, records_all: b
         heads = _select_indices(selection.heads, maps.heads, "heads", kind)
         # Statistics compare all maps with the heads that align words.
         is_whole = kind in ENCODER_KINDS or (kind == "cross" and (selection.statistics or records_all))
+        is_whole |= selection.method != "weights"
         part = None if is_whole else MapPart(layers, heads)
         selections.append(Selection(maps, layers, heads, selection, part))
     return selections
+
+
+def _maps_of(model: ServedModel, method: Method) -> Sequence[AttentionMaps]:
+    """Return the maps that a model has of a method, or reject the method."""
+    maps = model.manifest.attention
+    if method == "weights":
+        return maps
+    if model.manifest.contributions is None:
+        message = (
+            f"{model.name} has no {method}. Use the method weights, or make a bundle of an encoder-decoder Transformer "
+            "with `sightline export --contributions` or `sightline models get --contributions`."
+        )
+        raise ApiError("unsupported_parameter", message, field="method")
+    if method == "norms":
+        return [of_kind.model_copy(update={"normalized": False}) for of_kind in maps]
+    # All heads together. In the decoder, only the shares of both texts have the sum 1.
+    is_sum = {"normalized": False} if method == "alti" else {}
+    return [of_kind.model_copy(update={"heads": 1} | is_sum) for of_kind in maps]
+
+
+def _check_contributions(requests: Sequence[SourceRequest], limit: int) -> None:
+    """Reject requests with hidden or too many tokens."""
+    for request in requests:
+        assert isinstance(request, GenerateRequest), "only encoder-decoders have contributions"
+        most = len(request.target_prefix) - request.num_forced + request.parameters.num_new_tokens
+        if request.hidden_source_tokens or max(len(request.source_ids), most) > limit:
+            message = (
+                f"Contributions need a whole input and a text of at most {limit} tokens each, got "
+                f"{len(request.source_ids)} and up to {most}; leave out {{hidden_source_tokens}}, shorten the texts, "
+                "lower {max_new_tokens}, or leave out {method}."
+            )
+            raise ApiError("unsupported_parameter", message, field="method")
 
 
 def within(offsets: tuple[int, int] | None, length: int) -> tuple[int, int] | None:

@@ -31,7 +31,7 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
         message = "A picture of this view shows one layer; select one, or the view heads."
         raise ApiError("invalid_parameter", message, field="layers")
     if selection.layers is None:
-        alignment = manifest.alignment if kind == "cross" else None
+        alignment = manifest.alignment if kind == "cross" and selection.method == "weights" else None
         if alignment is not None and alignment.step == "reads":
             alignment = None
         changes["layers"] = [-1 if alignment is None else alignment.layer]

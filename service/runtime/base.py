@@ -182,6 +182,7 @@ class SessionRunner(ABC):
         self._packs_table = manifest.dtype != "float32"
         table_options = session_options(num_threads, prepack=self._packs_table)
         self._predict = load_optional_session(folder, manifest.predict, table_options, provider)
+        self._contributions = load_optional_session(folder, manifest.contributions, table_options, provider)
         graphs = {"encoder": manifest.encoder, "decoder": manifest.decoder}
         self.threads = {name: num_threads for name, graph in graphs.items() if graph is not None}
         self.threads_alone = 1  # number of threads while the other workers are idle, if it is more
@@ -268,6 +269,16 @@ class SessionRunner(ABC):
         batch = np.repeat(hidden, 2, axis=0) if is_doubled else hidden
         (logits,) = self._predict.run(["logits"], {"hidden": batch}, self._options)
         return np.asarray(logits)[: len(hidden)]
+
+    def measure_contributions(self, method: str, source_ids: Int64, target_ids: Int64) -> Mapping[str, Array]:
+        graph = self.manifest.contributions
+        assert graph is not None, "the bundle has a graph of contributions"
+        names = [name for name in graph.outputs if name.startswith(f"{method}.")]
+        # Zeroing values needs a pass through each layer for each token.
+        zeroed = max(source_ids.size, target_ids.size) if method == "value_zeroing" else 1
+        inputs = {"source_ids": source_ids, "target_ids": target_ids, "zeroed_tokens": np.array([zeroed], np.int64)}
+        outputs = self._contributions.run(names, inputs, self._options)
+        return {name.partition(".")[2]: output for name, output in zip(names, outputs, strict=True)}
 
     def init_rows(
         self,

@@ -69,6 +69,13 @@ class Runner(Protocol):
         """
         ...
 
+    def measure_contributions(self, method: str, source_ids: Int64, target_ids: Int64) -> Mapping[str, Array]:
+        """Return the outputs of the graph of contributions for a method, by kind of attention.
+
+        The ids are those of a source (1, S) and of the inputs of the decoder (1, T).
+        """
+        ...
+
     def init_rows(
         self,
         first: int,

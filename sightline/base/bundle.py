@@ -99,6 +99,12 @@ class Graph(_Part):
     The `predict` graph reads rows of `hidden` (N, M) and returns the `logits` (N, V) of the tokens
     there.
 
+    The `contributions` graph reads `source_ids` (1, S), `target_ids` (1, T), the inputs of the
+    decoder, and `zeroed_tokens` (1,), all int64. It returns an output for each method and kind of
+    attention, whose rows N attend to columns K: `norms.KIND` (L, H, N, K), and, before rows are
+    divided by their sums, `value_zeroing.KIND` (L, K, N), of the first `zeroed_tokens` columns, and
+    `alti.KIND` (L, K, N). `alti.cross` ends with one more column, for what the layer adds to.
+
     The batch, source and target axes and N are dynamic.
     """
 
@@ -515,6 +521,7 @@ class Manifest(_Part):
     decoder: Graph | None  # None if the model does not generate text
     rows: Graph | None = None  # copies rows of states in device memory; only in float16 bundles
     predict: Graph | None = None  # predicts tokens; only of masked language models
+    contributions: Graph | None = Field(default=None, exclude_if=lambda graph: graph is None)  # measures contributions
     states: tuple[State, ...]
     attention: tuple[AttentionMaps, ...]
     alignment: Alignment | None = None  # None: not chosen, or there is no cross-attention
@@ -665,7 +672,7 @@ class Manifest(_Part):
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        graphs = (self.encoder, self.decoder, self.rows, self.predict)
+        graphs = (self.encoder, self.decoder, self.rows, self.predict, self.contributions)
         return tuple(graph for graph in graphs if graph is not None)
 
     @property

@@ -133,12 +133,14 @@ def attention(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     units: str = "tokens",
+    method: str | None = None,
     prompt_rows: bool = False,
     **parameters: Any,
 ) -> Request[Results[Attention]]:
     """Return the attention of the model while it generates texts, or reads `targets`.
 
     By default, all kinds, layers and heads are returned. `units` are "tokens" or "words".
+    `method` is "weights", or for bundles with contributions "norms", "value_zeroing" or "alti".
     `prompt_rows` adds the prompt of a model without an encoder. `parameters` are those of a
     generation.
     """
@@ -147,7 +149,9 @@ def attention(
         return read_attention(raw, model, raw["index"], raw["text"])
 
     selection = _body(kinds=kinds, layers=layers, heads=heads, units=units, prompt_rows=prompt_rows, encoding="base64")
-    given = _body(model=model, targets=targets and _texts(targets), parameters=_body(**parameters) or None)
+    given = _body(
+        model=model, targets=targets and _texts(targets), parameters=_body(**parameters) or None, method=method
+    )
     return _request("/v1/attention", {"inputs": _texts(inputs), **selection, **given}, read)
 
 

@@ -310,6 +310,9 @@ class FakeRunner:
         logits: Array = hidden @ fake_table(self._manifest.limits.vocabulary).T
         return logits
 
+    def measure_contributions(self, method: str, source_ids: Int64, target_ids: Int64) -> Mapping[str, Array]:
+        raise FakeFaultError("contributions")  # its manifest has no such graph
+
     def init_rows(
         self,
         first: int,

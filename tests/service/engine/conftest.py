@@ -201,6 +201,9 @@ class CheckedRunner:
     def predict(self, hidden: Array) -> Array:
         return self.inner.predict(hidden)
 
+    def measure_contributions(self, method: str, source_ids: Int64, target_ids: Int64) -> Mapping[str, Array]:
+        return self.inner.measure_contributions(method, source_ids, target_ids)
+
     def init_rows(
         self,
         first: int,
