@@ -8,6 +8,7 @@ other tokens are, except for the first token, which may lose its leading space.
 
 import codecs
 import copy
+import functools
 import itertools
 import json
 import re
@@ -22,7 +23,6 @@ from sightline.base.bundle import BundleError
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.text.tokenizer_parts import (
     BYTE_TOKEN,
-    byte_alphabet,
     check_decoder,
     checked_names,
     config_of,
@@ -47,7 +47,7 @@ CHARACTERS_PER_TOKEN = 8  # more than almost all texts have
 # use has longer tokens. One token can still stand for more characters: a word that is unknown, or
 # spaces that are merged.
 MAX_CHARACTERS_PER_TOKEN = 128
-SEPARATOR = "\ue000\ue001"  # private characters, between tokens whose texts are wanted
+FIRST = "a"  # a token before another one, to find the text that the other adds
 
 
 class TokenSpan(NamedTuple):
@@ -70,14 +70,35 @@ class PairWindow:
     words: list[tuple[int, int]]  # the same of the word that each of these tokens belongs to
 
 
+class TokenBytes(dict[int, bytes]):
+    """The bytes of each token after another one, by its id; empty for ids without a token.
+
+    They are found when a token is first used: all at once take longer than opening a small model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, is_byte_level: bool, has_byte_tokens: bool) -> None:
+        self._tokenizer, self._is_byte_level, self._has_byte_tokens = tokenizer, is_byte_level, has_byte_tokens
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id)
+        self[token_id] = data = self._decode(token) if token else b""
+        return data
+
+    def _decode(self, token: str) -> bytes:
+        if self._is_byte_level:
+            return token_bytes(token)
+        if self._has_byte_tokens and (match := BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        decoder = self._tokenizer.decoder
+        text: str = decoder.decode([FIRST, token])[len(FIRST) :] if decoder else f" {token}"
+        return text.encode()
+
+
 class TextTokenizer:
     """Tokenizer of the source or of the target."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Build the table of each token's bytes.
-
-        Raises `ValueError` for an unknown decoder, and for one that fails `checked_names`.
-        """
+        """Read how a tokenizer decodes. Raises `ValueError` if it is unsupported or not bounded."""
         name_of = checked_names(tokenizer)
         decoder = config_of(tokenizer.decoder)
         check_decoder(decoder)
@@ -99,12 +120,11 @@ class TextTokenizer:
         kinds = [step["type"] for step in steps_of(decoder)]
         self._is_byte_level = kinds == ["ByteLevel"]
         self._has_byte_tokens = "ByteFallback" in kinds
-        ids = range(max(name_of) + 1)
-        self._unused_ids = frozenset(ids).difference(name_of)
+        self._num_ids = max(name_of) + 1
+        self._unused_ids = frozenset(range(self._num_ids)).difference(name_of)
         self._skipped_ids = self.special_ids | self._unused_ids  # ids that add nothing to a text
-        # By id, as after other tokens; empty for ids without a token.
-        self._bytes = list(self._decode_tokens([name_of.get(id_, "") for id_ in ids]))
-        self.longest_token_bytes = max(map(len, self._bytes))
+        has_byte_tokens = self._has_byte_tokens
+        self._bytes = TokenBytes(tokenizer, is_byte_level=self._is_byte_level, has_byte_tokens=has_byte_tokens)
         if self._is_byte_level:
             steps = steps_of(config_of(tokenizer.pre_tokenizer))
             self.strips_leading_space = any(step.get("add_prefix_space") is True for step in steps)
@@ -118,7 +138,11 @@ class TextTokenizer:
 
     def __len__(self) -> int:
         """Return the number of ids; all ids are smaller."""
-        return len(self._bytes)
+        return self._num_ids
+
+    @functools.cached_property
+    def longest_token_bytes(self) -> int:
+        return max(len(self._bytes[id_]) for id_ in range(self._num_ids))
 
     def showing(self, names: str, hidden: Collection[int] = ()) -> "TextTokenizer":
         """Return a tokenizer that adds the special tokens whose names are in a text to texts.
@@ -335,7 +359,7 @@ class TextTokenizer:
         """
         if token_id in self.special_ids:
             return self._tokenizer.id_to_token(token_id) or ""
-        return self._bytes[token_id].decode("utf-8", "replace") if token_id < len(self._bytes) else ""
+        return self._bytes[token_id].decode("utf-8", "replace") if token_id < self._num_ids else ""
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids
@@ -351,7 +375,7 @@ class TextTokenizer:
 
     def adds_text(self, token_id: int) -> bool:
         """Return False for special tokens and for ids without a token."""
-        return token_id < len(self._bytes) and token_id not in self._skipped_ids
+        return token_id < self._num_ids and token_id not in self._skipped_ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ids.
@@ -360,7 +384,7 @@ class TextTokenizer:
         that insert a space before a text remove it again. Bytes that are not valid UTF-8 are
         replaced by U+FFFD without damage to complete characters next to them.
         """
-        size, skipped = len(self._bytes), self._skipped_ids if skip_special_tokens else self._unused_ids
+        size, skipped = self._num_ids, self._skipped_ids if skip_special_tokens else self._unused_ids
         shown = [id_ for id_ in ids if id_ < size and id_ not in skipped]
         if not shown:
             return ""
@@ -380,7 +404,7 @@ class TextTokenizer:
         num_complete = end = 0  # `end` also counts a character whose last bytes are missing so far
         is_first, known, skipped = True, self._bytes, self._skipped_ids
         for id_ in ids:
-            if id_ in skipped or id_ >= len(known):
+            if id_ in skipped or id_ >= self._num_ids:
                 offsets.append(None)
                 continue
             data, is_first = self._first_bytes(id_) if is_first else known[id_], False
@@ -424,30 +448,12 @@ class TextTokenizer:
         text: str = decoder.decode([token]) if decoder else token
         return text.encode()
 
-    def _decode_tokens(self, tokens: Sequence[str]) -> Iterator[bytes]:
-        """Yield the bytes of each token after another token."""
-        if self._is_byte_level:
-            byte_of = byte_alphabet()
-            yield from (token_bytes(token, byte_of) for token in tokens)
-            return
-        decoder = self._tokenizer.decoder
-        if decoder:
-            # One call for all tokens takes a tenth of the time of one for each.
-            separator: str = decoder.decode([SEPARATOR, SEPARATOR])[len(SEPARATOR) :]
-            text: str = decoder.decode([part for token in tokens for part in (SEPARATOR, token)])
-            texts = text[len(SEPARATOR) :].split(separator)
-        else:
-            texts = [f" {token}" for token in tokens]
-        for token, decoded in zip(tokens, texts, strict=True):
-            byte = self._has_byte_tokens and BYTE_TOKEN.fullmatch(token)
-            yield bytes.fromhex(byte[1]) if byte else decoded.encode() if token else b""
-
     def _strips_leading_space(self, decoder: dict[str, Any]) -> bool:
         """Return True if decoding removes the space before the first word."""
         if not decoder or decoder["type"] == "WordPiece":
             return True
         mark = next((step["replacement"] for step in steps_of(decoder) if step["type"] == "Metaspace"), " ")
-        text: str = self._tokenizer.decoder.decode([f"{mark}a"])
+        text: str = self._tokenizer.decoder.decode([f"{mark}{FIRST}"])
         return not text.startswith(" ")
 
     def first_ids(self, text: str, max_tokens: int, *, is_start: bool = True) -> list[int]:

@@ -5,6 +5,7 @@ does not tokenize texts.
 """
 
 import base64
+import functools
 import json
 import math
 import re
@@ -181,6 +182,7 @@ def without_first_space(tokenizer: Tokenizer) -> Tokenizer:
     return copied
 
 
+@functools.cache
 def byte_alphabet() -> dict[str, int]:
     """Return the byte for each character of the byte-level BPE alphabet of GPT-2.
 
@@ -192,7 +194,8 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
 
-def token_bytes(token: str, byte_of: dict[str, int]) -> bytes:
+def token_bytes(token: str) -> bytes:
+    byte_of = byte_alphabet()
     try:
         return bytes(byte_of[character] for character in token)
     except KeyError:  # an added token is stored as plain text
