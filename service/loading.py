@@ -28,7 +28,7 @@ from sightline.base.machine import usable_threads
 from sightline.base.text.prompt import ChatTemplateError
 from sightline.base.text.sentences import split_sentences
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
-from sightline.base.threads import run_in_threads, run_within
+from sightline.base.threads import run_in_threads, run_within, start
 from sightline.service.discovery import OnFailure, find_bundles, raise_failure
 from sightline.service.engine.checks import TEST_INPUT_TOKENS
 from sightline.service.engine.engine import Engine
@@ -272,6 +272,8 @@ class BundleRepository:
         """
         started = time.perf_counter()
         check_files(folder, manifest)
+        # ONNX Runtime does not hold Python's global lock while it opens graphs.
+        opening = start(partial(_open_runner, folder, manifest, self.provider, settings))
         source, target = (
             self._tokenizers.read(folder / name, manifest.files[name].sha256)
             for name in (manifest.source_tokenizer, manifest.target_tokenizer)
@@ -287,7 +289,7 @@ class BundleRepository:
             split_sentences(".", manifest.languages.source, max_sentences=1)  # reads the rules of the language
         dense = () if manifest.embedding is None else manifest.embedding.dense
         layers = tuple(read_dense(folder, layer) for layer in dense)
-        runner = _open_runner(folder, manifest, self.provider, settings)
+        runner = opening.result()
         if dense and dense[0].inputs != runner.hidden_size:
             raise BundleError(
                 f"{folder}: embedding.dense reads vectors of {dense[0].inputs} numbers, but the hidden states have "

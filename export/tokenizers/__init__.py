@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
 
-from sightline.base.text.tokenizer_parts import check_bounds
+from sightline.base.text.tokenizer_parts import checked_names
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.tokenizers.language_tokens import M2M100, MBART, MBART_50, language_ids, language_tokens
 from sightline.export.tokenizers.sentencepiece import (
@@ -92,7 +92,7 @@ def _library_errors(files: str) -> Iterator[None]:
 
 
 def _try(tokenizer: Tokenizer) -> None:
-    check_bounds(tokenizer)
+    checked_names(tokenizer)
     for pair in (None, ""):
         tokenizer.encode("", pair)  # panics if the template has wrong names
 

@@ -17,7 +17,7 @@ from lab.bench.server import RunningServer, serving
 from lab.study.bergamot import bergamot
 from lab.study.tags import with_phrases
 from sightline.base.bundle import Languages
-from sightline.base.bundle_files import read_manifest, write_manifest
+from sightline.base.bundle_files import read_manifest, record_files, write_manifest
 from sightline.loadtest.client import Client
 from sightline.loadtest.load import Load
 from sightline.model.data.text import read_lines
@@ -75,10 +75,17 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 
 def _copy(bundle: Path, folder: Path) -> None:
-    """Copy a bundle as the model of another pair."""
+    """Copy a bundle as the model of another pair, with a tokenizer that no other pair has."""
     copytree(bundle, folder)
+    manifest = read_manifest(folder)
+    names = {manifest.source_tokenizer, manifest.target_tokenizer}
+    for name in names:
+        with (folder / name).open("a") as file:
+            file.write("\n" * (1 + TARGETS.index(folder.name)))
+    files = {**manifest.files, **record_files(folder, names)}
     languages = Languages(sources=("en",), targets=(folder.name,))
-    write_manifest(folder, read_manifest(folder).model_copy(update={"name": folder.name, "languages": languages}))
+    changes = {"name": folder.name, "languages": languages, "files": files}
+    write_manifest(folder, manifest.model_copy(update=changes))
 
 
 async def _visit(client: Client, server: RunningServer, text: str) -> Row:

@@ -568,7 +568,7 @@ def _maps_of(model: ServedModel, method: Method) -> Sequence[AttentionMaps]:
     return [of_kind.model_copy(update={"heads": 1} | is_sum) for of_kind in maps]
 
 
-def _check_contributions(requests: Sequence[SourceRequest], limit: int) -> None:
+def _check_contributions(requests: Sequence[Request], limit: int) -> None:
     """Reject requests with hidden or too many tokens."""
     for request in requests:
         assert isinstance(request, GenerateRequest), "only encoder-decoders have contributions"

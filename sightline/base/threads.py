@@ -17,6 +17,11 @@ async def run_in_daemon_thread(work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(_start([work], "load-async")[0])
 
 
+def start(work: Callable[[], T]) -> Future[T]:
+    """Start a function in a daemon thread and return its outcome."""
+    return _start([work], "load-beside")[0]
+
+
 def run_within(work: Callable[[], T], seconds: float) -> T:
     """Run a function in a daemon thread and return its result.
 

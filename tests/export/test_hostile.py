@@ -19,7 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
 from sightline.base.errors import UsageError
 from sightline.base.memory import bounded_memory
-from sightline.base.text.tokenizer_parts import check_bounds
+from sightline.base.text.tokenizer_parts import checked_names
 from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.limits import folder_bytes
 from sightline.export.options import BundleMetadata, ExportOptions
@@ -276,7 +276,7 @@ def test_damaged_rules_of_sentencepiece_are_refused(
 def test_rules_with_a_long_text_are_refused() -> None:
     rules = normalizers.Precompiled(struct.pack("<I", 4) + bytes(4) + b"a" * 2000 + b"\0")
     with pytest.raises(ValueError, match="its normalizer can make a text 2e\\+03 times longer"):
-        check_bounds(tokenizer_with(normalizer=rules))
+        checked_names(tokenizer_with(normalizer=rules))
 
 
 def test_a_model_that_reads_only_special_tokens_is_refused(copy_of: Callable[[str], Path]) -> None:

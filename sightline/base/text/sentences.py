@@ -182,11 +182,11 @@ def _without_lone_marks(sentence: str) -> str:
 
     Models of sentences have not seen one half of a pair.
     """
-    while (mark := _OPENING_MARK.match(sentence)) and mark.end() < len(sentence):
+    while (mark := _OPENING_MARK.match(sentence)) and not _SHOWS_NOTHING.fullmatch(sentence, mark.end()):
         if any(partner in sentence[mark.end() :] for partner in _PARTNERS.get(mark[0], (mark[0],))):
             break
         sentence = sentence[mark.end() :].lstrip(_BLANK)
-    while (mark := _CLOSING_MARK.search(sentence)) and mark.start() > 0:
+    while (mark := _CLOSING_MARK.search(sentence)) and not _SHOWS_NOTHING.fullmatch(sentence, 0, mark.start()):
         opening = [left for left, right in _PARTNERS.items() if mark[0] in right] or [mark[0]]
         if any(partner in sentence[: mark.start()] for partner in opening):
             break

@@ -8,6 +8,7 @@ other tokens are, except for the first token, which may lose its leading space.
 
 import codecs
 import copy
+import functools
 import itertools
 import json
 import re
@@ -22,9 +23,8 @@ from sightline.base.bundle import BundleError
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.text.tokenizer_parts import (
     BYTE_TOKEN,
-    byte_alphabet,
-    check_bounds,
     check_decoder,
+    checked_names,
     config_of,
     split_special_tokens,
     steps_of,
@@ -69,11 +69,36 @@ class PairWindow:
     words: list[tuple[int, int]]  # the same of the word that each of these tokens belongs to
 
 
+class TokenBytes(dict[int, bytes]):
+    """The bytes of each token after another one, by its id; empty for ids without a token.
+
+    They are found when a token is first used: all at once take longer than opening a small model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, is_byte_level: bool, has_byte_tokens: bool) -> None:
+        self._tokenizer, self._is_byte_level, self._has_byte_tokens = tokenizer, is_byte_level, has_byte_tokens
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id)
+        self[token_id] = data = self._decode(token) if token else b""
+        return data
+
+    def _decode(self, token: str) -> bytes:
+        if self._is_byte_level:
+            return token_bytes(token)
+        if self._has_byte_tokens and (match := BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        decoder = self._tokenizer.decoder
+        text: str = decoder.decode([FIRST, token])[len(FIRST) :] if decoder else f" {token}"
+        return text.encode()
+
+
 class TextTokenizer:
     """Tokenizer of the source or of the target."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Build the table of each token's bytes. Raises `ValueError` for an unknown decoder."""
+        """Read how a tokenizer decodes. Raises `ValueError` if it is unsupported or not bounded."""
+        name_of = checked_names(tokenizer)
         decoder = config_of(tokenizer.decoder)
         check_decoder(decoder)
         tokenizer.encode_special_tokens = True  # special tokens in the input text are plain text
@@ -94,23 +119,11 @@ class TextTokenizer:
         kinds = [step["type"] for step in steps_of(decoder)]
         self._is_byte_level = kinds == ["ByteLevel"]
         self._has_byte_tokens = "ByteFallback" in kinds
-        byte_of = byte_alphabet() if self._is_byte_level else {}
-        size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        self._bytes: list[bytes] = []  # by id, as after other tokens; empty for ids without a token
-        unused: set[int] = set()
-        for id_ in range(size):
-            token = tokenizer.id_to_token(id_)
-            if token is None:
-                unused.add(id_)
-            if not token:
-                self._bytes.append(b"")
-            elif self._is_byte_level:
-                self._bytes.append(token_bytes(token, byte_of))
-            else:
-                self._bytes.append(self._decode_token(token, is_first=False))
-        self._unused_ids = frozenset(unused)
+        self._num_ids = max(name_of) + 1
+        self._unused_ids = frozenset(range(self._num_ids)).difference(name_of)
         self._skipped_ids = self.special_ids | self._unused_ids  # ids that add nothing to a text
-        self.longest_token_bytes = max(map(len, self._bytes))
+        has_byte_tokens = self._has_byte_tokens
+        self._bytes = TokenBytes(tokenizer, is_byte_level=self._is_byte_level, has_byte_tokens=has_byte_tokens)
         if self._is_byte_level:
             steps = steps_of(config_of(tokenizer.pre_tokenizer))
             self.strips_leading_space = any(step.get("add_prefix_space") is True for step in steps)
@@ -124,7 +137,11 @@ class TextTokenizer:
 
     def __len__(self) -> int:
         """Return the number of ids; all ids are smaller."""
-        return len(self._bytes)
+        return self._num_ids
+
+    @functools.cached_property
+    def longest_token_bytes(self) -> int:
+        return max(len(self._bytes[id_]) for id_ in range(self._num_ids))
 
     def showing(self, names: str, hidden: Collection[int] = ()) -> "TextTokenizer":
         """Return a tokenizer that adds the special tokens whose names are in a text to texts.
@@ -330,7 +347,7 @@ class TextTokenizer:
         """
         if token_id in self.special_ids:
             return self._tokenizer.id_to_token(token_id) or ""
-        return self._bytes[token_id].decode("utf-8", "replace") if token_id < len(self._bytes) else ""
+        return self._bytes[token_id].decode("utf-8", "replace") if token_id < self._num_ids else ""
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids
@@ -346,7 +363,7 @@ class TextTokenizer:
 
     def adds_text(self, token_id: int) -> bool:
         """Return False for special tokens and for ids without a token."""
-        return token_id < len(self._bytes) and token_id not in self._skipped_ids
+        return token_id < self._num_ids and token_id not in self._skipped_ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ids.
@@ -355,7 +372,7 @@ class TextTokenizer:
         that insert a space before a text remove it again. Bytes that are not valid UTF-8 are
         replaced by U+FFFD without damage to complete characters next to them.
         """
-        size, skipped = len(self._bytes), self._skipped_ids if skip_special_tokens else self._unused_ids
+        size, skipped = self._num_ids, self._skipped_ids if skip_special_tokens else self._unused_ids
         shown = [id_ for id_ in ids if id_ < size and id_ not in skipped]
         if not shown:
             return ""
@@ -375,7 +392,7 @@ class TextTokenizer:
         num_complete = end = 0  # `end` also counts a character whose last bytes are missing so far
         is_first, known, skipped = True, self._bytes, self._skipped_ids
         for id_ in ids:
-            if id_ in skipped or id_ >= len(known):
+            if id_ in skipped or id_ >= self._num_ids:
                 offsets.append(None)
                 continue
             data, is_first = self._first_bytes(id_) if is_first else known[id_], False
@@ -412,18 +429,11 @@ class TextTokenizer:
         data = self._bytes[token_id]
         if self._is_byte_level:
             return data.removeprefix(b" ") if self.strips_leading_space else data
-        return self._decode_token(self._tokenizer.id_to_token(token_id) or "", is_first=True)
-
-    def _decode_token(self, token: str, *, is_first: bool) -> bytes:
-        """Return the bytes of a token at the start of a text, or after another token."""
-        if self._has_byte_tokens and (match := BYTE_TOKEN.fullmatch(token)):
-            data = bytes.fromhex(match[1])
-            return b"" if is_first and self.strips_leading_space and data == b" " else data
+        token = self._tokenizer.id_to_token(token_id) or ""
+        if self._has_byte_tokens and BYTE_TOKEN.fullmatch(token):
+            return b"" if self.strips_leading_space and data == b" " else data
         decoder = self._tokenizer.decoder
-        if is_first:
-            text: str = decoder.decode([token]) if decoder else token
-        else:
-            text = decoder.decode([FIRST, token])[len(FIRST) :] if decoder else f" {token}"
+        text: str = decoder.decode([token]) if decoder else token
         return text.encode()
 
     def _strips_leading_space(self, decoder: dict[str, Any]) -> bool:
@@ -452,7 +462,6 @@ def read_tokenizer(path: Path) -> TextTokenizer:
     """
     try:
         tokenizer = Tokenizer.from_file(str(path))
-        check_bounds(tokenizer)
         return TextTokenizer(tokenizer)
     except INTERRUPTIONS:
         raise

@@ -5,6 +5,7 @@ does not tokenize texts.
 """
 
 import base64
+import functools
 import json
 import math
 import re
@@ -37,17 +38,17 @@ def steps_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield config
 
 
-def check_bounds(tokenizer: Tokenizer) -> None:
-    """Raise `ValueError` unless the work and the memory of a tokenizer are bounded.
+def checked_names(tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the name of each token by its id.
 
-    Tables of tokens have a row for each id. A few rules that each double a text lengthen it much.
+    Raises `ValueError` unless the work and the memory of the tokenizer are bounded. Tables have a
+    row for each id. A few rules that each double a text lengthen it much.
     """
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    if not vocabulary:
+    names = {id_: name for name, id_ in tokenizer.get_vocab(with_added_tokens=True).items()}
+    if not names:
         raise ValueError("it has no tokens")
-    largest = max(vocabulary.values())
-    if largest >= MAX_TOKENS:
-        raise ValueError(f"it has the token id {largest}; ids must be less than {MAX_TOKENS}")
+    if max(names) >= MAX_TOKENS:
+        raise ValueError(f"it has the token id {max(names)}; ids must be less than {MAX_TOKENS}")
     parts = {
         "normalizer": tokenizer.normalizer,
         "pre-tokenizer": tokenizer.pre_tokenizer,
@@ -58,6 +59,7 @@ def check_bounds(tokenizer: Tokenizer) -> None:
         growth = math.prod(map(_growth_of, steps_of(config_of(part))))
         if growth > MAX_GROWTH:
             raise ValueError(f"its {name} can make a text {growth:.3g} times longer; at most {MAX_GROWTH} is allowed")
+    return names | {id_: added.content for id_, added in tokenizer.get_added_tokens_decoder().items()}
 
 
 def _growth_of(step: dict[str, Any]) -> float:
@@ -124,18 +126,17 @@ def split_special_tokens(tokenizer: Tokenizer, special_ids: Collection[int]) -> 
     finds all pieces of its vocabulary, also `</s>` and `<0x0A>`, which SentencePiece excludes. A
     last pre-tokenizer therefore separates the first character of such a name from the rest.
     """
-    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
-    is_unigram = isinstance(tokenizer.model, models.Unigram)
+    model = tokenizer.model
+    is_unigram = isinstance(model, models.Unigram)
     names = [tokenizer.id_to_token(id_) or "" for id_ in special_ids]
     if is_unigram:
-        names += [token for token in vocabulary if BYTE_TOKEN.fullmatch(token)]
-    findable = [
-        name
-        for name in names
-        if len(name) > 1
-        and name in vocabulary
-        and (is_unigram or vocabulary[name] in tokenizer.encode(name, add_special_tokens=False).ids)
-    ]
+        names += [f"<0x{byte:02X}>" for byte in range(256)]
+    findable = []
+    for name in names:
+        id_ = model.token_to_id(name)
+        is_known = len(name) > 1 and id_ is not None
+        if is_known and (is_unigram or id_ in tokenizer.encode(name, add_special_tokens=False).ids):
+            findable.append(name)
     if not findable:
         return
     rests: dict[str, list[str]] = {}
@@ -164,6 +165,7 @@ def without_first_space(tokenizer: Tokenizer) -> Tokenizer:
     return copied
 
 
+@functools.cache
 def byte_alphabet() -> dict[str, int]:
     """Return the byte for each character of the byte-level BPE alphabet of GPT-2.
 
@@ -175,7 +177,8 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
 
-def token_bytes(token: str, byte_of: dict[str, int]) -> bytes:
+def token_bytes(token: str) -> bytes:
+    byte_of = byte_alphabet()
     try:
         return bytes(byte_of[character] for character in token)
     except KeyError:  # an added token is stored as plain text
