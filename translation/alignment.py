@@ -33,8 +33,8 @@ class Engine(Protocol):
         """Return False for a text that is too long to be translated."""
         ...
 
-    def unknown(self, text: str) -> Sequence[Span]:
-        """Return the characters that the model cannot read."""
+    def unknown(self, text: str) -> Sequence[int]:
+        """Return the indices of the characters that the model cannot read."""
         ...
 
     async def translate(self, sentences: Sequence[str], are_aligned: Sequence[bool]) -> Sequence[Sequence[Translated]]:
@@ -50,6 +50,16 @@ def shared(weights: Weights) -> Weights:
     """
     totals = weights.sum(axis=1, keepdims=True) * weights.sum(axis=0, keepdims=True)
     shares: Weights = np.divide(weights, np.sqrt(totals), out=np.zeros_like(weights), where=totals > 0)
+    return shares
+
+
+def votes(weights: Weights) -> Weights:
+    """Return the weights of each source word as a distribution over the target words.
+
+    A word with little weight, such as an article beside its noun, counts as much as others.
+    """
+    totals = weights.sum(axis=0, keepdims=True)
+    shares: Weights = np.divide(weights, totals, out=np.zeros_like(weights), where=totals > 0)
     return shares
 
 
