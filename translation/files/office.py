@@ -73,8 +73,8 @@ class _Runs:
         self._open(paragraph)
         keys = {marked: _key(own) for marked, own in self._formats.items()}
         sizes = Counter[str]()
-        for marked, key in keys.items():
-            sizes[key] += len(marked.text)
+        for marked, key in keys.items():  # links have formats of their own
+            sizes[key] += len(marked.text) if marked.getparent() is paragraph else 0
         most = max(sizes, key=lambda key: sizes[key], default="")
         self._base = next((own for marked, own in self._formats.items() if keys[marked] == most), None)
         for marked, key in keys.items():
@@ -129,11 +129,10 @@ class _Runs:
         if element.tag == _MARKED or element in self._with_runs:
             return None
         if element.tag == PAIR:  # a field whose text is no link is copied
-            is_link = any("HYPERLINK" in (code.text or "") for code in element.iter(f"{_W}instrText"))
-            return None if is_link or element[0].find(f"{_W}fldChar") is None else ""
+            code = "".join(code.text or "" for code in element.iter(f"{_W}instrText"))
+            is_text = "HYPERLINK" in code or element[0].find(f"{_W}fldChar") is None
+            return None if is_text else "".join(element.itertext()).removeprefix(code)
         thing = element[-1] if element.tag == self._run else element
-        if thing.tag == f"{_W}br" and thing.get(f"{_W}type") not in (None, "textWrapping"):
-            return ""
         return {f"{_W}tab": "\t", f"{_W}cr": "\n", f"{_W}br": "\n", f"{_A}br": "\n"}.get(thing.tag, "")
 
     def restore(self) -> None:

@@ -34,14 +34,14 @@ class Xliff(Texts):
             target = unit.find(f"{space}target")
             if target is not None and ("".join(target.itertext()).strip() or len(target)):
                 continue
-            written = copy.deepcopy(source)
+            segmented = unit.find(f"{space}seg-source")
+            written = copy.deepcopy(source if segmented is None else segmented)
             written.tag, written.tail = f"{space}target", source.tail
             if target is not None:
                 written.attrib.update(target.attrib)
                 unit.remove(target)
             written.attrib.pop(_SPACE, None)
-            after = unit.find(f"{space}seg-source")
-            (source if after is None else after).addnext(written)
+            (source if segmented is None else segmented).addnext(written)
             if self._is_old:
                 written.set("state", "translated")
             elif unit.get("state") in (None, "initial"):
