@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -40,11 +41,12 @@ async def translate_document(
     name: str | None = None,
     *,
     glossary: Mapping[str, str] = NO_TERMS,
-    waits: bool = False,
+    report: Callable[[float], None] | None = None,
 ) -> bytes:
     """Return a document with the translations of its texts; see `translate_between`.
 
-    With `waits`, a full queue delays it until the deadline of the call.
+    With `report`, which gets the part that is done, a full queue delays it until the deadline of
+    the call.
     """
     [(_, route)] = await routes_of(call, [sample_of(document)], requested, name)
     steps, record, results = await load_steps(call, route, requested), UsageRecord(call), list[TranslatedText]()
@@ -53,8 +55,10 @@ async def translate_document(
         try:
             results += [best for best, *_ in await translate_marked(call, steps, groups[0], record, glossary)]
             del groups[0]
+            if report is not None:
+                report(len(results) / len(document.texts))
         except ApiError as error:
-            if not (waits and error.code == "overloaded" and call.seconds_left):
+            if not (report and error.code == "overloaded" and call.seconds_left):
                 raise
             await asyncio.sleep(error.retry_after_s or 1)
         call.response_memory.release()  # of the attention maps of the group
@@ -67,7 +71,7 @@ def sample_of(document: Document) -> str:
     return "\n".join(text.text for text in document.texts[:100])[:SAMPLE]
 
 
-def translate_later(call: Call, key: str, translate: Callable[[Call], Awaitable[bytes]]) -> None:
+def translate_later(call: Call, key: str, translate: Callable[..., Awaitable[bytes]]) -> None:
     """Translate a document in the background, into the store. Raises `overloaded`."""
     store = call.service.documents
     if len(store.running) >= MAX_RUNNING:
@@ -78,13 +82,18 @@ def translate_later(call: Call, key: str, translate: Callable[[Call], Awaitable[
     task.add_done_callback(store.running.discard)
 
 
-async def _translate(request: Call, key: str, translate: Callable[[Call], Awaitable[bytes]]) -> None:
+async def _translate(request: Call, key: str, translate: Callable[..., Awaitable[bytes]]) -> None:
     call, store = Call(request.service, request.request_id), request.service.documents
     call.key, call.caller, call.address, call.grant = request.key, request.caller, request.address, request.grant
     call.num_bytes, call.field_names = request.num_bytes, request.field_names
     call.deadline = call.started + MAX_AGE_S
+
+    def report(done: float) -> None:
+        seconds_left = (time.monotonic() - call.started) * (1 / done - 1)
+        store.put(key, "translating", str(round(seconds_left)).encode())
+
     try:
-        store.put(key, "done", await translate(call))
+        store.put(key, "done", await translate(call, report=report))
     except Exception as error:
         if not isinstance(error, ApiError):
             logger.exception("a document failed", extra={"fields": {"request_id": call.request_id}})
