@@ -174,7 +174,10 @@ def test_documents_are_translated_with_a_progress_and_downloaded(
     chooser.set_input_files(tmp_path / "a.txt")
     page.get_by_text("The service cannot be reached").wait_for()
     page.unroute("**/v2/document")
-    states = [{"status": "translating", "seconds_remaining": 9999}, {"status": "error", "error_message": "It failed."}]
+    states: list[dict[str, Any]] = [
+        {"status": "translating", "seconds_remaining": 9999},
+        {"status": "error", "error_message": "It failed."},
+    ]
     page.route("**/v2/document/*", lambda route: route.fulfill(json={"seconds_remaining": None, **states.pop(0)}))
     page.get_by_role("button", name="Retry").click()
     page.locator("progress[value]").wait_for()

@@ -16,6 +16,7 @@ import pytest
 import srt
 import webvtt
 import yaml  # type: ignore[import-untyped]
+from docx.enum.text import WD_BREAK
 from docx.oxml import OxmlElement
 from docx.oxml.ns import qn
 from lxml import etree
@@ -335,7 +336,7 @@ def word_file() -> bytes:
     bold = document.add_paragraph()
     bold.add_run("All of it bold").bold = True
     bold.add_run(" but this.")
-    document.add_paragraph("One").add_run().add_break(docx.enum.text.WD_BREAK.PAGE)
+    document.add_paragraph("One").add_run().add_break(WD_BREAK.PAGE)
     document.paragraphs[-1].add_run("Two")
     number = document.add_paragraph("12 ")
     add_field(number, " PAGE ", "Eight")
