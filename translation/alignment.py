@@ -53,16 +53,6 @@ def shared(weights: Weights) -> Weights:
     return shares
 
 
-def votes(weights: Weights) -> Weights:
-    """Return the weights of each source word as a distribution over the target words.
-
-    A word with little weight, such as an article beside its noun, counts as much as others.
-    """
-    totals = weights.sum(axis=0, keepdims=True)
-    shares: Weights = np.divide(weights, totals, out=np.zeros_like(weights), where=totals > 0)
-    return shares
-
-
 def share_of(weights: Weights, columns: Iterable[int]) -> NDArray[np.float64]:
     """Return the part of the weights of each row that some columns have."""
     chosen = list(columns)

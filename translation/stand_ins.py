@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.text.words import Span, word_spans
-from sightline.translation.alignment import Translated, Weights, best_range, share_of, shared, votes
+from sightline.translation.alignment import Translated, Weights, best_range, share_of, shared
 from sightline.translation.marks import Mark
 from sightline.translation.protected import Kept
 
@@ -40,22 +40,13 @@ class Edit:
 
     start: int
     end: int
-    text: str
+    text: str  # a space separates a name from a word that touches what it stands for
     written: str | None = None  # what its place in the translation gets; None for what the model writes
     is_term: bool = False  # the model reads it as it is
 
     @property
     def name(self) -> str:
         return self.text.strip(" ")
-
-    @property
-    def joins_before(self) -> bool:
-        """True if a word touches what the name stands for, so that a space is before the name."""
-        return self.text.startswith(" ")
-
-    @property
-    def joins_after(self) -> bool:
-        return self.text.endswith(" ")
 
     def is_in(self, word: str) -> bool:
         """Return True for a form of the term, or a compound with it at its start or its end."""
@@ -85,7 +76,7 @@ class Aligned:
     text: str
     source_words: Sequence[AlignedWord]
     target_words: Sequence[AlignedWord]
-    shares: Weights  # (target words, source words)
+    shares: Weights  # of each source word in the target words: (target words, source words)
 
 
 class Sentence:
@@ -165,7 +156,9 @@ class Sentence:
         `sources` are the words of the source with their columns; -1 for what is kept.
         """
         chosen = [index for _, index in sources]
-        padded = np.pad(votes(translated.weights), ((0, 0), (0, 1)))  # no share of what is kept
+        # A word with little weight, such as an article, counts as much as others.
+        votes = translated.weights / np.maximum(translated.weights.sum(axis=0), np.finfo(np.float32).tiny)
+        padded = np.pad(votes, ((0, 0), (0, 1)))  # no share of what is kept
         text, words, rows = "", list[AlignedWord](), list[Weights]()
         for piece, place, edit in self._pieces(translated, places):
             if edit is not None:
@@ -193,7 +186,7 @@ class Sentence:
             return start - (before and text[:start].endswith(" ")), end + (after and text[end:].startswith(" "))
 
         changes: list[tuple[Span, Span, Edit | None]] = [
-            (widened(*place, edit.joins_before, edit.joins_after), place, edit)
+            (widened(*place, edit.text.startswith(" "), edit.text.endswith(" ")), place, edit)
             for edit, place in sorted(places.items(), key=lambda item: item[0].start)
         ]
         # A name that a model repeats is debris.
@@ -207,13 +200,13 @@ class Sentence:
             if edit is None:
                 continue
             is_new, touches = place[0] == place[1], text[position : position + 1].isalnum()
-            if is_new and not edit.joins_before and pieces and not pieces[-1][0][-1].isspace():
+            if is_new and not edit.text.startswith(" ") and pieces and not pieces[-1][0][-1].isspace():
                 add(" ")
             written = edit.written or ""
             if edit.is_term and not pieces and self.text[:1].isupper():
                 written = written[:1].upper() + written[1:]
             add(written, edit=edit)
-            if touches and not edit.joins_after:
+            if touches and not edit.text.endswith(" "):
                 add(" " if is_new else "-" * (text[slice(*place)] == edit.name))  # a compound of the name
         add(text[position:], position)
         return pieces

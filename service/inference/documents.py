@@ -41,12 +41,12 @@ async def translate_document(
     name: str | None = None,
     *,
     glossary: Mapping[str, str] = NO_TERMS,
-    report: Callable[[float], None] | None = None,
+    key: str | None = None,
 ) -> bytes:
     """Return a document with the translations of its texts; see `translate_between`.
 
-    With `report`, which gets the part that is done, a full queue delays it until the deadline of
-    the call.
+    With the `key` of the document in the store, this has the seconds that are left, and a full
+    queue delays the translation until the deadline of the call.
     """
     [(_, route)] = await routes_of(call, [sample_of(document)], requested, name)
     steps, record, results = await load_steps(call, route, requested), UsageRecord(call), list[TranslatedText]()
@@ -55,10 +55,11 @@ async def translate_document(
         try:
             results += [best for best, *_ in await translate_marked(call, steps, groups[0], record, glossary)]
             del groups[0]
-            if report is not None:
-                report(len(results) / len(document.texts))
+            if key is not None:
+                seconds_left = (time.monotonic() - call.started) * (len(document.texts) / len(results) - 1)
+                call.service.documents.put(key, "translating", str(round(seconds_left)).encode())
         except ApiError as error:
-            if not (report and error.code == "overloaded" and call.seconds_left):
+            if not (key and error.code == "overloaded" and call.seconds_left):
                 raise
             await asyncio.sleep(error.retry_after_s or 1)
         call.response_memory.release()  # of the attention maps of the group
@@ -87,13 +88,8 @@ async def _translate(request: Call, key: str, translate: Callable[..., Awaitable
     call.key, call.caller, call.address, call.grant = request.key, request.caller, request.address, request.grant
     call.num_bytes, call.field_names = request.num_bytes, request.field_names
     call.deadline = call.started + MAX_AGE_S
-
-    def report(done: float) -> None:
-        seconds_left = (time.monotonic() - call.started) * (1 / done - 1)
-        store.put(key, "translating", str(round(seconds_left)).encode())
-
     try:
-        store.put(key, "done", await translate(call, report=report))
+        store.put(key, "done", await translate(call, key=key))
     except Exception as error:
         if not isinstance(error, ApiError):
             logger.exception("a document failed", extra={"fields": {"request_id": call.request_id}})
