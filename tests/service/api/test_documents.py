@@ -155,7 +155,7 @@ async def test_the_time_that_is_left_is_estimated(
     monkeypatch.setattr(documents, "translate_marked", wait_at_second)
     monkeypatch.setattr("sightline.translation.files.document.MAX_TEXTS", 1)
     async with start(with_languages(make_backend(), fake="en-de")) as running:
-        path, key = await upload(running, model="fake", data=b"a dog\n\na dog\n")
+        path, key = await upload(running, b"a dog\n\na dog\n", model="fake")
         while (status := await running.result(path, key))["seconds_remaining"] is None:
             assert status["status"] == "translating"
         assert status["seconds_remaining"] < 60
