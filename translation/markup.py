@@ -135,7 +135,8 @@ def _add_block(texts: Texts, element: Any, tags: Tags) -> None:
         if is_html and _name(inner) in _POINTS:
             return "\n" if _name(inner) == "br" else ""
         text = "".join(inner.itertext())
-        if is_html and _is_symbol(_name(inner), text):
+        is_number = _name(inner) == "sup" and not has_letter(text)  # of a note
+        if is_html and text.strip() and (is_number or not any(map(str.isalnum, text))):
             return ""
         return text if _is_kept(inner, tags) else None
 
@@ -165,11 +166,6 @@ def _is_inline(element: Any, tags: Tags, has_text: bool) -> bool:
     if any(_name(inner) in blocks for inner in element.iter()):
         return False
     return is_html or has_text or not tags.has_outline or _name(element) in ("", *tags.inline)
-
-
-def _is_symbol(name: str, text: str) -> bool:
-    """Return True for an element without grammar, such as an anchor or the number of a note."""
-    return not has_letter(text) if name == "sup" else bool(text.strip()) and not any(map(str.isalnum, text))
 
 
 def _is_kept(element: Any, tags: Tags) -> bool:
