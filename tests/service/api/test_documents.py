@@ -141,26 +141,19 @@ async def test_a_full_queue_delays_a_document(
         assert len(calls) == 2
 
 
-async def test_the_time_that_is_left_is_estimated(
+async def test_the_time_that_is_left_is_stored_and_returned(
     start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, asked = list[int](), asyncio.Event()
-
-    async def wait_at_second(*arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            await asked.wait()
-        return await translate_marked(*arguments)
-
-    monkeypatch.setattr(documents, "translate_marked", wait_at_second)
+    states, put = list[tuple[str, bytes]](), DocumentStore.put
+    monkeypatch.setattr(DocumentStore, "put", lambda self, key, *state: (states.append(state), put(self, key, *state)))
     monkeypatch.setattr("sightline.translation.files.document.MAX_TEXTS", 1)
     async with start(with_languages(make_backend(), fake="en-de")) as running:
         path, key = await upload(running, b"a dog\n\na dog\n", model="fake")
-        while (status := await running.result(path, key))["seconds_remaining"] is None:
-            await asyncio.sleep(0.01)
-        assert status["status"] == "translating" and status["seconds_remaining"] < 60
-        asked.set()
-        assert (await ended(running, path, key))["status"] == "done"
+        await ended(running, path, key)
+        assert [state for state, *_ in states] == ["translating", "translating", "translating", "done"]
+        assert states[1][1].isdigit() and states[2][1] == b"0"
+        DocumentStore(100).put("a.md:b", "translating", b"7")
+        assert (await running.result("/v2/document/a.md", {"document_key": "b"}))["seconds_remaining"] == 7
 
 
 async def test_the_store_has_limits(folder: Path) -> None:
