@@ -144,8 +144,13 @@ async def test_a_full_queue_delays_a_document(
 async def test_the_time_that_is_left_is_stored_and_returned(
     start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states, put = list[tuple[str, bytes]](), DocumentStore.put
-    monkeypatch.setattr(DocumentStore, "put", lambda self, key, *state: (states.append(state), put(self, key, *state)))
+    states, put = list[tuple[Any, ...]](), DocumentStore.put
+
+    def record(store: DocumentStore, key: str, *state: Any) -> None:
+        states.append(state)
+        put(store, key, *state)
+
+    monkeypatch.setattr(DocumentStore, "put", record)
     monkeypatch.setattr("sightline.translation.files.document.MAX_TEXTS", 1)
     async with start(with_languages(make_backend(), fake="en-de")) as running:
         path, key = await upload(running, b"a dog\n\na dog\n", model="fake")
