@@ -33,8 +33,8 @@ class Engine(Protocol):
         """Return False for a text that is too long to be translated."""
         ...
 
-    def unknown(self, text: str) -> Sequence[Span]:
-        """Return the characters that the model cannot read."""
+    def unknown(self, text: str) -> Sequence[int]:
+        """Return the indices of the characters that the model cannot read."""
         ...
 
     async def translate(self, sentences: Sequence[str], are_aligned: Sequence[bool]) -> Sequence[Sequence[Translated]]:

@@ -100,7 +100,7 @@ class TextBuilder:
             text = SPACE.sub(" ", text)
             last = len(self._marks) - 1
             is_after_point = last >= 0 and last not in self._open and self._marks[last].start == len(self._text)
-            if not self._text or (self._text[-1].isspace() and not is_after_point):
+            if not self._text[-1:].strip() and not is_after_point:
                 text = text.removeprefix(" ")
         self._text += text
 
@@ -125,8 +125,9 @@ class TextBuilder:
         self.things.append(thing)
 
     def finish(self) -> MarkedText:
-        """Return the text; one that collapses has no space at its end."""
-        text = self._text.rstrip(" ") if self._collapses else self._text
+        """Return the text; one that collapses has no space at its end, unless before a point."""
+        last = max((mark.start for mark in self._marks if mark.start == mark.end), default=0)
+        text = self._text[:last] + self._text[last:].rstrip(" ") if self._collapses else self._text
         marks = [replace(mark, start=min(mark.start, len(text)), end=min(mark.end, len(text))) for mark in self._marks]
         return MarkedText(text, marks)
 

@@ -26,7 +26,7 @@ _BLOCKS = _names(
 # Elements that stay as they are: without text, or with text that is no language.
 _POINTS = _names(
     "area audio base br canvas embed iframe img input link map math meta object param picture progress meter noframes "
-    "pre script source style svg template textarea track video wbr"
+    "pre rp rt script source style svg template textarea track video wbr"
 )
 _CODE = _names("code kbd samp tt var")
 _FORMATS = _names("b big del em font i ins mark s small span strike strong u")
@@ -51,6 +51,7 @@ class Tags:
     blocks: frozenset[str] = frozenset()  # they end a sentence
     inline: frozenset[str] = frozenset()  # they are a part of one
     has_outline: bool = True  # elements of XML without text beside them end a sentence
+    keeps_spaces: bool = False  # line breaks of HTML end a sentence
     splits_formats: bool = False  # elements that only format may occur several times in a translation
 
 
@@ -133,10 +134,14 @@ def _add_block(texts: Texts, element: Any, tags: Tags) -> None:
             return ""
         if is_html and _name(inner) in _POINTS:
             return "\n" if _name(inner) == "br" else ""
-        return "".join(inner.itertext()) if _is_kept(inner, tags) else None
+        text = "".join(inner.itertext())
+        is_number = _name(inner) == "sup" and not has_letter(text)  # of a note
+        if is_html and text.strip() and (is_number or not any(map(str.isalnum, text))):
+            return ""
+        return text if _is_kept(inner, tags) else None
 
     def finish() -> None:
-        add_content(texts, element, after, inline, stands_for, collapses=is_html)
+        add_content(texts, element, after, inline, stands_for, collapses=is_html and not tags.keeps_spaces)
 
     has_text = any((text or "").strip() for text in [element.text, *[child.tail for child in element]])
     after, inline = None, list[Any]()

@@ -27,6 +27,7 @@ _PER = "(?:/[a-zµμ]{1,3}[²³]?(?!\\w))?"  # such as "km/h"
 _SPACED_UNIT = f"(?!(?:[AVWJxLkKMGTP]|[ap]m)\\b)(?:{_UNIT})|[kKMGTP]i?B"
 _MORE_DIGITS = "(?:[.,:/'’·٫٬×x^–-]\\d+|[ \u00a0\u202f]\\d{3}(?!\\d))"
 _DIGITS = f"\\d+{_MORE_DIGITS}*"
+_SIGN = r"(?<![\w.])[+−±~≈-]?"
 _EMOJI = (
     "(?:[\U0001f1e6-\U0001f1ff]{2}|[0-9#*]\ufe0f?\u20e3|[\u2190-\u21ff\u2300-\u23ff\u25a0-\u27bf\u2900-\u297f"
     "\u2b00-\u2bff\u3030\u303d©®™\U0001f000-\U0001faff][\ufe0e\ufe0f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*"
@@ -41,30 +42,32 @@ _FILE_TYPES = (
 _DOMAINS = "com|org|net|edu|gov|io|dev|app|ai|co|info|eu|uk|de|fr|es|it|nl|pl|pt|br|ru|jp|cn|in|ch|at|se|no|fi|dk|cz|us"
 _PLURALS = "plural|select|selectordinal|number|date|time|spellout|ordinal|duration|choice"
 _NESTED = "[^{}]*(?:\\{[^{}]*(?:\\{[^{}]*(?:\\{[^{}]*\\}[^{}]*)*\\}[^{}]*)*\\}[^{}]*)*"  # balanced braces
-# The order decides between patterns that match at the same character.
+# Symbols have no part in the grammar of their sentence, and punctuation may follow URLs. The order
+# decides between patterns that match at the same character.
 _PATTERNS = {
     "code": r"(?<!`)(?P<ticks>`{1,3})(?!`)[^\n]{1,500}?(?<!`)(?P=ticks)(?!`)",
     "math": r"\$\$[^$]{1,500}\$\$|(?<![\w$])\$(?![\s\d$])[^$\n]{0,200}?[^\s$]\$(?![\w$])|\\\([^\n]{1,200}?\\\)",
     "latex": r"\\[a-zA-Z]+(?:\[[^\[\]\n]{0,50}\])?(?:\{[^{}\n]{0,200}\})+",
     "icu": rf"\{{\s*[\w.-]{{1,64}}\s*,\s*(?:{_PLURALS})\b{_NESTED}\}}",
-    "braces": r"\{\{\{?[^{}\n]{0,200}\}?\}\}|\{%[^{}\n]{0,200}%\}|[$#%@]\{[^{}\n]{0,200}\}"
-    r"|%?\{\s*[\w.,:$!|%\[\]<>^+-]*\s*\}|\$t\([^()\n]{1,200}\)",
-    "tag": r"<!--(?s:.{0,2000}?)-->|</?[A-Za-z][\w:.-]*(?:\s[^<>\n]{0,1000})?/?>|<%[^\n]{0,200}?%>",
+    "template": r"\{\{\{?[^{}\n]{0,200}\}?\}\}%?|\{%[^{}\n]{0,200}%\}|\*\|[^|\n]{1,100}\|\*",  # {{ name }}
+    "placeholder": r"[$#%@]\{[^{}\n]{0,200}\}|%?\{\s*[\w.,:$!|%\[\]<>^+-]*\s*\}%?|\$t\([^()\n]{1,200}\)",  # {name}
+    "autolink": r"<[^<>\s]*(?:@|://)[^<>\s]*>",
+    "tag": r"<!--(?s:.{0,2000}?)-->|</?\d+/?>|</?[A-Za-z][\w:.-]*(?:\s[^<>\n]{0,1000})?/?>|<%[^\n]{0,200}?%>",
     "url": rf"(?<![\w])(?:[a-zA-Z][a-zA-Z0-9+.-]{{1,15}}://|www\.|mailto:|tel:\+?\d){_URL_CHARACTERS}{{1,2000}}",
     "email": r"(?<![\w.+%-])[\w.+%-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,6}",
-    "path": (
-        r"(?<![\w/.~:@])(?:~|\.{1,2})?/(?=[\w.~])[\w.@%+=~-]+(?:/[\w.@%+=~-]+)*/?|(?<!\w)[A-Za-z]:\\[^\s\"'<>|*?]*"
-        r"|(?<!\\)\\\\[\w.$-]+\\[^\s\"'<>|*?]+|(?<![\w/.@-])[\w-]+(?:[/\\][\w.-]+)*[/\\][\w-]+\.\w{1,6}(?!\w)"
-    ),
+    "url_path": r"(?<![\w/.~:@])(?:~|\.{1,2})?/(?=[\w.~])[\w.@%+=~-]+(?:/[\w.@%+=~-]+)*/?",  # /var/log
+    "url_windows": r"(?<!\w)[A-Za-z]:\\[^\s\"'<>|*?]*|(?<!\\)\\\\[\w.$-]+\\[^\s\"'<>|*?]+",  # C:\Temp
+    "url_relative": r"(?<![\w/.@-])[\w-]+(?:[/\\][\w.-]+)*[/\\][\w-]+\.\w{1,6}(?!\w)",  # src/main.py
     "file": rf"(?<![\w/.@-])[\w-]+(?:\.[\w-]+){{0,4}}\.(?:{_FILE_TYPES})(?![\w-]|\.\w)",
-    "domain": rf"(?<![\w.@-])(?:[a-z0-9-]{{1,63}}\.){{1,6}}(?:{_DOMAINS})(?:/{_URL_CHARACTERS}{{0,2000}})?"
-    r"(?![\w-]|\.\w)",
-    "printf": (
-        r"%(?:\(\w+\)|\d+\$)?[-+#0]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh|ll|[hlLzjt])?[diouxXeEfFgGcsrapn@](?![A-Za-z])"
-        r"|%\w+%(?:\\[\w.\\-]+)?|%L?\d{1,2}(?![\w%])|%%"
+    "url_domain": (
+        rf"(?<![\w.@-])(?:[a-z0-9-]{{1,63}}\.){{1,6}}(?:{_DOMAINS})(?:/{_URL_CHARACTERS}{{0,2000}})?(?![\w-]|\.\w)"
     ),
+    "printf": (  # %s, %(n)d, %Y
+        r"%(?:\(\w+\)|\d+\$)?[-+#0_^]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh|ll|[hlLzjt])?[A-Za-z@](?![A-Za-z])"
+    ),
+    "percent": r"%\w+%(?:\\[\w.\\-]+)?|%L?\d{1,2}(?![\w%])|%%",  # %PATH%, %1
     "variable": r"(?<![\w$])\$(?:\([\w.]+\)|[A-Za-z_]\w*|\d+(?![\d.,]))|(?<!\w)__\w+__(?!\w)",
-    "symbol_name": r"(?<![\w:]):[a-z0-9_+-]*[a-z][a-z0-9_+-]*:(?!\w)",
+    "symbol_name": r"(?<![\w:]):[a-z0-9_+-]*[a-z][a-z0-9_+-]*:(?!\w)",  # :smile:
     "symbol_note": r"\[\^[^\]\s]{1,40}\]:?",
     "symbol_hashtag": r"(?<![\w&#/])#\w+",
     "handle": r"(?<![\w@/.])@:?\w[\w.-]*\w(?:@[\w-]+(?:\.[\w-]+)+)?",
@@ -72,20 +75,21 @@ _PATTERNS = {
     "symbol_emoji": f"{_EMOJI}(?:[ ]?{_EMOJI})*",
     "flag": r"(?<![\w-])--[a-zA-Z][\w-]*(?:=[^\s.,;]+)?",
     "symbol_emoticon": r"(?<!\S)[:;=][-^']?[()DPp|/*](?!\w)",
-    "address": r"(?<![\w:])(?=[\d:]*(?:[a-fA-F]|::))(?:[\da-fA-F]{0,4}:){2,7}[\da-fA-F]{0,4}(?![\w:])",
-    "account": r"(?<!\w)[A-Z]{2}\d\d(?: ?[A-Z\d]{4}){3,7}(?: ?[A-Z\d]{1,3})?(?!\w)",
+    "ip_address": r"(?<![\w:])(?=[\d:]*(?:[a-fA-F]|::))(?:[\da-fA-F]{0,4}:){2,7}[\da-fA-F]{0,4}(?![\w:])",
+    "iban": r"(?<!\w)[A-Z]{2}\d\d(?: ?[A-Z\d]{4}){3,7}(?: ?[A-Z\d]{1,3})?(?!\w)",
     "version": r"(?<![\w.])[vV]?\d+(?:\.\d+)+[-+.]?(?:alpha|beta|rc|dev|post|pre|a|b)[.-]?\d*(?!\w)",
     "time": r"(?<!\w)\d{4}-\d\d-\d\dT[\d:.]{4,20}(?:Z|[+-]\d\d:?\d\d)?",
-    "number": (
-        rf"(?<![\w.])[+−±~≈-]?(?:(?:{_CURRENCY})[ \u00a0\u202f]?{_DIGITS}"
-        rf"(?:[ \u00a0\u202f]?(?:{_UNIT}|[kKMB]n?)(?![\w({{%]))?(?!\w)"
-        rf"|{_DIGITS}(?:(?:{_UNIT}){_PER}(?!\w)|[ \u00a0\u202f](?:{_SPACED_UNIT}){_PER}(?![\w'’({{%-])))"
-        rf"|(?<![\w.])[vV+−±~≈-]?\d+{_MORE_DIGITS}+(?!\w)"
-        r"|(?<![\w.])[+−±~≈-]?\d{4,}(?!\w)"
+    "price": (  # $1,234.50, € 5
+        rf"{_SIGN}(?:{_CURRENCY})[ \u00a0\u202f]?{_DIGITS}(?:[ \u00a0\u202f]?(?:{_UNIT}|[kKMB]n?)(?![\w({{%]))?(?!\w)"
     ),
-    "name": r"(?<![\w.])[A-Za-z][\w.]*\(\)|(?<!\w)_?[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+_?(?!\w)|(?<![\w-])[A-Za-z]+\d\w*",
-    "hash": r"(?<!\w)0x[\da-fA-F]+(?!\w)|(?<!\w)(?=[a-fA-F]*\d)[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}"
-    r"|(?<!\w)(?=\d*[a-f])[\da-f]{7,64}(?!\w)",
+    "measure": (  # 5kg, 60 km/h
+        rf"{_SIGN}{_DIGITS}(?:(?:{_UNIT}){_PER}(?!\w)|[ \u00a0\u202f](?:{_SPACED_UNIT}){_PER}(?![\w'’({{%-]))"
+    ),
+    "number": rf"(?<![\w.])[vV+−±~≈-]?\d+{_MORE_DIGITS}+(?!\w)|{_SIGN}\d{{4,}}(?!\w)",  # 1.5, 2026
+    "name": r"(?<![\w.])[A-Za-z][\w.]*\(\)|(?<!\w)_?[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+_?(?!\w)|(?<![\w-])[A-Za-z]+\d\w*"
+    r"|(?<!\w)[A-Za-zµμ]{1,3}[²³]",
+    "uuid": r"(?<!\w)(?=[a-fA-F]*\d)[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}",
+    "hash": r"(?<!\w)0x[\da-fA-F]+(?!\w)|(?<!\w)(?=\d*[a-f])[\da-f]{7,64}(?!\w)",
     "phone": rf"(?<![\w+])(?:\+\d|\(\d{{2,5}}\) ?\d)(?:[ /.-]?(?:\d|\(\d{{1,5}}\))){{3,18}}"
     rf"(?!\d|[:.,×–^]\d| ?(?:{_SPACED_UNIT})\b)",
 }
@@ -133,7 +137,7 @@ def kept_within(kept: Sequence[Kept], start: int, end: int) -> list[Kept]:
 def _matches(text: str, start: int, end: int) -> Iterable[Kept]:
     for match in _ANY.finditer(text, start, end):
         name, (start, end) = match.lastgroup or "", match.span()
-        if match["url"] or match["domain"] or match["path"]:
+        if name.startswith("url"):
             end = start + len(_trimmed_url(match[0]))
         yield Kept(start, end, name.startswith("symbol"))
 

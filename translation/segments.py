@@ -15,8 +15,8 @@ from sightline.translation.protected import Kept, kept_within
 _LINE_START = re.compile(
     r"^[ \t]*(?:>[ \t]?)*[ \t]*(?:#{1,6}[ \t]+|[-*+•‣◦–—·▪►✓✔☐☑][ \t]+(?:\[[ xX]\][ \t]+)?|={2,6}[ \t]+)?", re.MULTILINE
 )
-# Symbols between two texts of a line, such as those of a menu: "File → Open", and after a heading.
-_BETWEEN = re.compile(r"(?<!\S)(?:#+(?=[ \t]*$)|[|·•→⇒▸►])(?!\S)", re.MULTILINE)
+# Symbols between two texts of a line, such as those of a menu: "File → Open", and around headings.
+_BETWEEN = re.compile(r"(?<!\S)(?:#+(?=[ \t]*$)|[|·•→⇒▸►]|[*=~_]{2,})(?!\S)", re.MULTILINE)
 _TABLE_ROW = re.compile(r"^[ \t]*\|.*\|[ \t]*$", re.MULTILINE)
 # Places at which a sentence that is too long is divided, the best first.
 _CLAUSES = (

@@ -5,9 +5,9 @@ replaces another translation.
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise, takewhile
+from itertools import chain, groupby, pairwise, takewhile
 from operator import eq
 
 import numpy as np
@@ -29,6 +29,7 @@ _PLAIN = {
 _LEAST_SHARE = 0.2  # of a word that stands for a stand-in which the model changed, or for a term and others
 _LEAST_SHARE_OF_TERM = 0.55  # on average, of words that a term replaces
 _LEAST_SHARE_OF_FORM = 0.05  # of a word that is a form of a term
+_MAX_BETWEEN = 3  # marks between two copies that have one stand-in
 _MAX_ENDING = 3  # letters that a model adds to a name, such as a genitive's
 _LEAST_STEM = 4  # letters that two forms of a word share
 
@@ -39,13 +40,13 @@ class Edit:
 
     start: int
     end: int
-    text: str
+    text: str  # a space separates a name from a word that touches what it stands for
     written: str | None = None  # what its place in the translation gets; None for what the model writes
     is_term: bool = False  # the model reads it as it is
 
     @property
     def name(self) -> str:
-        return self.text.strip(" ")  # spaces separate a name from words that touch what it stands for
+        return self.text.strip(" ")
 
     def is_in(self, word: str) -> bool:
         """Return True for a form of the term, or a compound with it at its start or its end."""
@@ -75,7 +76,7 @@ class Aligned:
     text: str
     source_words: Sequence[AlignedWord]
     target_words: Sequence[AlignedWord]
-    shares: Weights  # (target words, source words)
+    shares: Weights  # of each source word in the target words: (target words, source words)
 
 
 class Sentence:
@@ -86,7 +87,7 @@ class Sentence:
         text: str,
         kept: Sequence[Kept],
         terms: Sequence[Mark],
-        unknown: Sequence[Span],
+        unknown: Sequence[int],
         edges: Collection[int] = (),
     ) -> None:
         """Make stand-ins for what is kept and for words with characters that the model lacks.
@@ -94,7 +95,7 @@ class Sentence:
         At the `edges` of marks, what is kept before and after has stand-ins of its own.
         """
         self.text = text
-        self.edits = list(_edits(text, kept, terms, unknown, edges))
+        self.edits = _edits(text, kept, terms, unknown, edges)
         gaps = [*pairwise([0, *chain.from_iterable((edit.start, edit.end) for edit in self.edits), len(text)])][::2]
         words = " ".join(text[start:end] for start, end in gaps)
         self._is_upper = words.isupper() and len(words.split()) > 1
@@ -104,12 +105,9 @@ class Sentence:
             ]
             self.edits = sorted([*self.edits, *plain], key=lambda edit: (edit.start, edit.end))
         self.model_text, position = "", 0
-        self._starts: list[tuple[int, int, Edit]] = []  # range of each edit in the model's text
         self._origins: list[Span] = []  # of each character of the model's text
         for edit in [*self.edits, Edit(len(text), len(text), "")]:
-            self.model_text += text[position : edit.start]
-            self._starts.append((len(self.model_text), len(self.model_text) + len(edit.text), edit))
-            self.model_text += edit.text
+            self.model_text += text[position : edit.start] + edit.text
             is_same_size = len(edit.text) == edit.end - edit.start
             self._origins += [(at, at + 1) for at in range(position, edit.end if is_same_size else edit.start)]
             self._origins += [] if is_same_size else [(edit.start, edit.end)] * len(edit.text)
@@ -126,10 +124,13 @@ class Sentence:
         must stay together. The first and the last character stand for what precedes and follows.
         """
         shares = shared(translated.weights)
+        sources = [
+            _word(self.text, self._origins[start][0], self._origins[end - 1][1])
+            for start, end in translated.source_words
+        ]
         columns = {
-            edit: [index for index, word in enumerate(translated.source_words) if word[0] < end and word[1] > start]
-            for start, end, edit in self._starts
-            if edit.written is not None
+            edit: [index for index, word in enumerate(sources) if word.start < edit.end and edit.start < word.end]
+            for edit in self.kept
         }
         targets, copies = _Targets(translated, shares), [edit for edit in self.kept if not edit.is_term]
         found = {edit: targets.find(edit, columns[edit]) for edit in sorted(copies, key=targets.certainty)}
@@ -138,23 +139,26 @@ class Sentence:
             places = dict(zip(copies, sorted(places.values()), strict=True))
         terms = {edit: targets.find_term(edit, columns[edit]) for edit in self.kept if edit.is_term}
         places |= {edit: place for edit, place in terms.items() if place is not None}
-        return self._restored(translated, shares, places, columns)
-
-    def _source_word(self, word: Span) -> AlignedWord:
-        return _word(self.text, self._origins[word[0]][0], self._origins[word[1] - 1][1])
+        own = {column for edit in copies for column in columns[edit]}
+        left = [(word, index) for index, word in enumerate(sources) if index not in own]
+        left += [(AlignedWord(edit.start, edit.end, kept=(edit.start, edit.end)), -1) for edit in copies]
+        return self._restored(translated, places, columns, sorted(left, key=lambda source: source[0].start))
 
     def _restored(
-        self, translated: Translated, shares: Weights, places: dict[Edit, Span], columns: dict[Edit, list[int]]
+        self,
+        translated: Translated,
+        places: dict[Edit, Span],
+        columns: dict[Edit, list[int]],
+        sources: Sequence[tuple[AlignedWord, int]],
     ) -> Aligned:
-        """Return a translation with what is kept over its places, and the words of both sides."""
-        copies = [edit for edit in places if not edit.is_term]
-        own = {column for edit in copies for column in columns[edit]}
-        sources = [
-            (self._source_word(word), index) for index, word in enumerate(translated.source_words) if index not in own
-        ]
-        sources += [(AlignedWord(edit.start, edit.end, kept=(edit.start, edit.end)), -1) for edit in copies]
-        sources.sort(key=lambda source: source[0].start)
-        padded, chosen = np.pad(shares, ((0, 0), (0, 1))), [index for _, index in sources]  # no share of what is kept
+        """Return a translation with what is kept over its places, and the words of both sides.
+
+        `sources` are the words of the source with their columns; -1 for what is kept.
+        """
+        chosen = [index for _, index in sources]
+        # A word with little weight, such as an article, counts as much as others.
+        votes = translated.weights / np.maximum(translated.weights.sum(axis=0), np.finfo(np.float32).tiny)
+        padded = np.pad(votes, ((0, 0), (0, 1)))  # no share of what is kept
         text, words, rows = "", list[AlignedWord](), list[Weights]()
         for piece, place, edit in self._pieces(translated, places):
             if edit is not None:
@@ -172,38 +176,38 @@ class Sentence:
 
     def _pieces(self, translated: Translated, places: dict[Edit, Span]) -> list[Piece]:
         """Return a translation in pieces: what is kept, and what the model wrote between."""
-        text, names, pieces = translated.text, {edit.name for edit in places if not edit.is_term}, list[Piece]()
-        changes: list[tuple[Span, Edit | None]] = [(place, edit) for edit, place in places.items()]
-        # A name that a model repeats is debris.
-        for start, end in translated.target_words:
-            if text[start:end] in names and not any(start < last and end > first for first, last in places.values()):
-                changes.append(((start, end), None))
-        changes.sort(key=lambda change: (change[0], -1 if change[1] is None else change[1].start))
-        position = 0
+        text, pieces, position = translated.text, list[Piece](), 0
 
         def add(piece: str, place: int = len(text), edit: Edit | None = None) -> None:
             if piece:
                 pieces.append((piece, place, edit))
 
-        for (start, end), edit in changes:
-            before, place = text[position:start], position
-            position = max(end, position)
-            after = text[position : position + 1]
-            joins = edit is None or edit.text.startswith(" ")
-            joins_next = edit.text.endswith(" ") if edit else not before.endswith(" ")
-            add(before.removesuffix(" ") if joins else before, place)
-            if edit is not None:
-                if start == end and not joins and pieces and not pieces[-1][0][-1].isspace():
-                    add(" ")
-                written = edit.written or ""
-                if not pieces and self.text[:1].isupper() and edit.is_term:
-                    written = written[:1].upper() + written[1:]
-                add(written, edit=edit)
-                if after.isalnum() and start < end and text[start:end] == edit.name:
-                    add("-")  # the model made a compound of the name
-                elif after.isalnum() and start == end and not joins_next:
-                    add(" ")
-            position += joins_next and after == " "
+        def widened(start: int, end: int, before: bool, after: bool) -> Span:
+            return start - (before and text[:start].endswith(" ")), end + (after and text[end:].startswith(" "))
+
+        changes: list[tuple[Span, Span, Edit | None]] = [
+            (widened(*place, edit.text.startswith(" "), edit.text.endswith(" ")), place, edit)
+            for edit, place in sorted(places.items(), key=lambda item: item[0].start)
+        ]
+        # A name that a model repeats is debris.
+        names = {edit.name for edit in places if not edit.is_term}
+        for start, end in translated.target_words:
+            if text[start:end] in names and not any(start < last and end > first for first, last in places.values()):
+                changes.append((widened(start, end, True, not text[:start].endswith(" ")), (start, end), None))
+        for (start, end), place, edit in sorted(changes, key=lambda change: change[1]):
+            add(text[position:start], position)
+            position = max(position, end)
+            if edit is None:
+                continue
+            is_new, touches = place[0] == place[1], text[position : position + 1].isalnum()
+            if is_new and not edit.text.startswith(" ") and pieces and not pieces[-1][0][-1].isspace():
+                add(" ")
+            written = edit.written or ""
+            if edit.is_term and not pieces and self.text[:1].isupper():
+                written = written[:1].upper() + written[1:]
+            add(written, edit=edit)
+            if touches and not edit.text.endswith(" "):
+                add(" " if is_new else "-" * (text[slice(*place)] == edit.name))  # a compound of the name
         add(text[position:], position)
         return pieces
 
@@ -228,35 +232,35 @@ class _Targets:
 
     def __init__(self, translated: Translated, shares: Weights) -> None:
         self._text, self._words, self._shares = translated.text, translated.target_words, shares
-        self._are_free = [True] * len(self._words)
+        self._taken: list[Span] = []  # characters
 
     def certainty(self, edit: Edit) -> int:
         """Return a number to sort by: stand-ins that occur once come first."""
         return abs(len(self._literal(edit)) - 1)
 
-    def _literal(self, edit: Edit) -> list[int]:
-        return [index for index, (start, _) in enumerate(self._words) if self._text.startswith(edit.name, start)]
+    def _literal(self, edit: Edit) -> list[tuple[int, Span]]:
+        """Return where the name is: the index of the word, and the characters."""
+        found = [match.span() for match in re.finditer(rf"(?<!\w){edit.name}", self._text)]
+        words = enumerate(self._words)
+        return [(index, place) for index, word in words for place in found if word[0] <= place[0] < word[1]]
+
+    def _is_free(self, start: int, end: int) -> bool:
+        return not any(start < last and first < end for first, last in self._taken)
 
     def find(self, edit: Edit, columns: Sequence[int]) -> Span | None:
         """Return the characters that stand for a stand-in, and take their words."""
         share = share_of(self._shares, columns)
-        literal = [index for index in self._literal(edit) if self._are_free[index]]
+        literal = [found for found in self._literal(edit) if self._is_free(*found[1])]
         if literal:
-            start, last = self._words[max(literal, key=lambda index: share[index])]
-            end = start + len(edit.name)
-            ending = re.match(r"[^\W\d_]*", self._text[end : max(end, last)])
+            index, (start, end) = max(literal, key=lambda found: share[found[0]])
+            ending = re.compile(r"[^\W\d_]*").match(self._text, end, max(end, self._words[index][1]))
             assert ending is not None, "it may be empty"
-            end += ending.end() if ending.end() <= _MAX_ENDING else 0
-            self._are_free = [
-                is_free and not (start < word[1] and word[0] < end)
-                for is_free, word in zip(self._are_free, self._words, strict=True)
-            ]
-            return start, end
+            return self._take(start, ending.end() if ending.end() - end <= _MAX_ENDING else end)
         values = self._values(share, 0.5)
         best = best_range(values, 0, len(values))
         if best is None and values and max(values) >= _LEAST_SHARE - 0.5:
             best = int(np.argmax(values)), int(np.argmax(values)) + 1
-        return None if best is None else self._take(best)
+        return None if best is None else self._take(self._words[best[0]][0], self._words[best[1] - 1][1])
 
     def find_term(self, edit: Edit, columns: Sequence[int]) -> Span | None:
         """Return the characters that a term replaces, and take their words.
@@ -272,21 +276,19 @@ class _Targets:
             return None
         values = self._values(share, _LEAST_SHARE_OF_TERM)
         if best := best_range(values, 0, len(values)):
-            return self._take(best)
+            return self._take(self._words[best[0]][0], self._words[best[1] - 1][1])
         return None if values and max(share) >= _LEAST_SHARE else self.beside(columns)
 
     def _values(self, share: NDArray[np.float64], least: float) -> list[float]:
         """Return what each word adds to the value of a range of words, see `best_range`."""
         return [
-            value - least if is_free and any(map(str.isalnum, self._text[slice(*word)])) else -np.inf
-            for value, word, is_free in zip(share, self._words, self._are_free, strict=True)
+            value - least if self._is_free(*word) and any(map(str.isalnum, self._text[slice(*word)])) else -np.inf
+            for value, word in zip(share, self._words, strict=True)
         ]
 
-    def _take(self, words: Span) -> Span:
-        """Take words, and return their characters."""
-        first, end = words
-        self._are_free[first:end] = [False] * (end - first)
-        return self._words[first][0], self._words[end - 1][1]
+    def _take(self, start: int, end: int) -> Span:
+        self._taken.append((start, end))
+        return start, end
 
     def beside(self, columns: Sequence[int]) -> Span:
         """Return the place after the translation of the word before a stand-in.
@@ -306,60 +308,49 @@ class _Targets:
 
 def _are_together(edits: Sequence[Edit], places: Sequence[Span], groups: Sequence[Span], size: int) -> bool:
     """Return True if what is kept inside of each mark has nothing else that is kept within."""
-    order = sorted(range(len(edits)), key=lambda index: (places[index], edits[index].start))
+    ordered = sorted(zip(places, edits, strict=True), key=lambda pair: (pair[0], pair[1].start))
     for start, end in groups:
-        inside = [start <= edits[index].start and edits[index].end <= end for index in order]
-        inside = [start < 0, *inside, end > size]
-        if True in inside and sum(inside) != len(inside) - inside.index(True) - inside[::-1].index(True):
+        are_inside = [start < 0, *[start <= edit.start and edit.end <= end for _, edit in ordered], end > size]
+        if [is_inside for is_inside, _ in groupby(are_inside)].count(True) > 1:
             return False
     return True
 
 
 def _edits(
-    text: str, kept: Sequence[Kept], terms: Sequence[Mark], unknown: Sequence[Span], edges: Collection[int]
-) -> Iterator[Edit]:
-    """Yield the parts of a sentence that the model reads in another form, in order."""
-    words = word_spans(text) if unknown else []
-    spans, plain = [(span.start, span.end) for span in kept], list[Edit]()
+    text: str, kept: Sequence[Kept], terms: Sequence[Mark], unknown: Sequence[int], edges: Collection[int]
+) -> list[Edit]:
+    """Return the parts of a sentence that the model reads in another form, in order."""
     given = {(term.start, term.end): term.text for term in terms}
-    for start, end in unknown:
-        if any(span.start < end and start < span.end for span in kept):
-            continue
-        if own_terms := [span for span in given if span[0] < end and start < span[1]]:
-            spans += own_terms  # the model cannot read it
-        elif (read := _plain(text[start:end])) is not None:
-            plain.append(Edit(start, end, read))
+    words = word_spans(text) if unknown else []
+    edges = {*edges, *chain(*given)}
+    copies, plain = [(span.start, span.end) for span in kept], list[Edit]()
+    for at in unknown:
+        here = [span for span in (*copies, *given, *words) if span[0] <= at < span[1]]
+        read = "" if unicodedata.category(text[at]) == "Cf" else _PLAIN.get(text[at])
+        if read is not None and not any(span in given for span in here):
+            plain.append(Edit(at, at + 1, read))
         else:
-            own = [word for word in words if word[0] < end and start < word[1]]
-            spans.append((min([start, *[word[0] for word in own]]), max([end, *[word[1] for word in own]])))
+            copies.append(here[0] if here else (at, at + 1))
+    joined = list[Span]()
+    for start, end in sorted(copies):
+        if joined and (start < joined[-1][1] or _are_joint(text, joined[-1][1], start, edges)):
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
     names = [name for name in _NAMES if name not in text] or list(_NAMES)
-    merged: list[Span] = []
-    for span in sorted(spans):
-        last = merged[-1] if merged else None
-        if last and (span[0] < last[1] or _are_joint(text, last, span, edges, given)):
-            merged[-1] = last[0], max(last[1], span[1])
-        else:
-            merged.append(span)
-    edits = []
-    for number, (start, end) in enumerate(merged):
-        touches = number > 0 and merged[number - 1][1] == start
+    edits = [edit for edit in plain if not any(start < edit.end and edit.start < end for start, end in joined)]
+    for number, (start, end) in enumerate(joined):
+        touches = number > 0 and joined[number - 1][1] == start
         before = " " * (touches or text[start - 1 : start].isalnum())
         name = before + names[number % len(names)] + " " * text[end : end + 1].isalnum()
         edits.append(Edit(start, end, name, given.get((start, end), text[start:end])))
     edits += [
-        Edit(*span, text[slice(*span)], written, is_term=True) for span, written in given.items() if span not in merged
+        Edit(*span, text[slice(*span)], written, is_term=True) for span, written in given.items() if span not in joined
     ]
-    edits += [edit for edit in plain if not any(start < edit.end and edit.start < end for start, end in merged)]
-    yield from sorted(edits, key=lambda edit: edit.start)
+    return sorted(edits, key=lambda edit: edit.start)
 
 
-def _plain(text: str) -> str | None:
-    """Return what a model reads instead of quotes and the like, or of what shows nothing."""
-    return "" if all(unicodedata.category(each) == "Cf" for each in text) else _PLAIN.get(text)
-
-
-def _are_joint(text: str, first: Span, second: Span, edges: Collection[int], terms: Collection[Span]) -> bool:
-    """Return True for two spans with a few marks between them that have one stand-in."""
-    between = text[first[1] : second[0]]
-    is_divided = any(first[1] <= edge <= second[0] for edge in edges) or first in terms or second in terms
-    return len(between) <= 3 and not any(map(str.isalnum, between)) and not is_divided
+def _are_joint(text: str, start: int, end: int, edges: Collection[int]) -> bool:
+    """Return True if two copies have nothing but a few marks between them, and no edge."""
+    is_short = end - start <= _MAX_BETWEEN and not any(map(str.isalnum, text[start:end]))
+    return is_short and not any(start <= edge <= end for edge in edges)

@@ -29,6 +29,7 @@ from sightline.service.api.endpoint import (
     to_json,
 )
 from sightline.service.api.glossaries import GlossaryId, delete_glossary
+from sightline.service.api.types import ModelName
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import AnyTexts, File, RequestBody, construct, must_equal
 from sightline.service.compat.common import Ignored
@@ -94,6 +95,7 @@ class DeeplTranslateBody(DeeplBody):
 
 class DeeplDocumentBody(DeeplBody):
     file: File
+    model: ModelName = None
     filename: Ignored[str] = None
     output_format: Annotated[Any, must_equal(instead="a translation has the format of its document")] = None
 
@@ -117,6 +119,7 @@ class DeeplKeyBody(RequestBody):
 class DeeplStatus(TypedDict):
     document_id: Annotated[str, Field(description="Id of the document.")]
     status: Annotated[State, Field(description="State of the translation.")]
+    seconds_remaining: Annotated[int | None, Field(description="Estimate, once a part is translated.")]
     error_message: Annotated[str | None, Field(description="Explanation of an error.")]
 
 
@@ -211,9 +214,9 @@ async def upload_document(call: Call, body: DeeplDocumentBody) -> DeeplHandle:
     stored = await use_glossaries(call, glossaries.find, body.glossary_id) if body.glossary_id else None
     document = await read_file(call, body.file)
     requested = {"source_language": body.source_language or AUTO, "target_language": body.target_language}
-    [(_, route)] = await routes_of(call, [sample_of(document)], requested)
+    [(_, route)] = await routes_of(call, [sample_of(document)], requested, body.model)
     terms = stored.terms(route[0].source, route[-1].target) if stored else NO_TERMS
-    translate = partial(translate_document, document=document, requested=requested, glossary=terms, waits=True)
+    translate = partial(translate_document, document=document, requested=requested, name=body.model, glossary=terms)
     document_id, document_key = f"{secrets.token_hex(16)}.{body.file.extension}", secrets.token_hex(32)
     translate_later(call, f"{document_id}:{document_key}", translate)
     return {"document_id": document_id, "document_key": document_key}
@@ -225,6 +228,7 @@ async def document_status(call: Call, document_id: DocumentId, body: DeeplKeyBod
     return {
         "document_id": document_id,
         "status": state,
+        "seconds_remaining": int(data) if state == "translating" and data else None,
         "error_message": data.decode() if state == "error" else None,
     }
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -40,11 +41,12 @@ async def translate_document(
     name: str | None = None,
     *,
     glossary: Mapping[str, str] = NO_TERMS,
-    waits: bool = False,
+    key: str | None = None,
 ) -> bytes:
     """Return a document with the translations of its texts; see `translate_between`.
 
-    With `waits`, a full queue delays it until the deadline of the call.
+    With the `key` of the document in the store, this has the seconds that are left, and a full
+    queue delays the translation until the deadline of the call.
     """
     [(_, route)] = await routes_of(call, [sample_of(document)], requested, name)
     steps, record, results = await load_steps(call, route, requested), UsageRecord(call), list[TranslatedText]()
@@ -53,8 +55,11 @@ async def translate_document(
         try:
             results += [best for best, *_ in await translate_marked(call, steps, groups[0], record, glossary)]
             del groups[0]
+            if key is not None:
+                seconds_left = (time.monotonic() - call.started) * (len(document.texts) / len(results) - 1)
+                call.service.documents.put(key, "translating", str(round(seconds_left)).encode())
         except ApiError as error:
-            if not (waits and error.code == "overloaded" and call.seconds_left):
+            if not (key and error.code == "overloaded" and call.seconds_left):
                 raise
             await asyncio.sleep(error.retry_after_s or 1)
         call.response_memory.release()  # of the attention maps of the group
@@ -67,7 +72,7 @@ def sample_of(document: Document) -> str:
     return "\n".join(text.text for text in document.texts[:100])[:SAMPLE]
 
 
-def translate_later(call: Call, key: str, translate: Callable[[Call], Awaitable[bytes]]) -> None:
+def translate_later(call: Call, key: str, translate: Callable[..., Awaitable[bytes]]) -> None:
     """Translate a document in the background, into the store. Raises `overloaded`."""
     store = call.service.documents
     if len(store.running) >= MAX_RUNNING:
@@ -78,13 +83,13 @@ def translate_later(call: Call, key: str, translate: Callable[[Call], Awaitable[
     task.add_done_callback(store.running.discard)
 
 
-async def _translate(request: Call, key: str, translate: Callable[[Call], Awaitable[bytes]]) -> None:
+async def _translate(request: Call, key: str, translate: Callable[..., Awaitable[bytes]]) -> None:
     call, store = Call(request.service, request.request_id), request.service.documents
     call.key, call.caller, call.address, call.grant = request.key, request.caller, request.address, request.grant
     call.num_bytes, call.field_names = request.num_bytes, request.field_names
     call.deadline = call.started + MAX_AGE_S
     try:
-        store.put(key, "done", await translate(call))
+        store.put(key, "done", await translate(call, key=key))
     except Exception as error:
         if not isinstance(error, ApiError):
             logger.exception("a document failed", extra={"fields": {"request_id": call.request_id}})

@@ -8,7 +8,6 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from sightline.base.text.words import Span
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Generated
@@ -271,13 +270,13 @@ class SentenceTranslator:
             tokenizer.min_num_tokens(text, limit) <= limit and len(tokenizer.encode(text)) <= limit
         )
 
-    def unknown(self, text: str) -> Sequence[Span]:
+    def unknown(self, text: str) -> Sequence[int]:
         """Return the characters that are unknown tokens, or several tokens of bytes."""
         tokenizer = self._model.source_tokenizer
         spans = tokenizer.encode_spans(text, add_special_tokens=False)
         found = [(span.start, span.end) for span in spans if tokenizer.is_special(span.id) and span.start < span.end]
         parts = [(after.start, after.end) for span, after in pairwise(spans) if after.start < span.end]
-        return sorted({(index, index + 1) for start, end in found + parts for index in range(start, end)})
+        return sorted({index for start, end in found + parts for index in range(start, end)})
 
     async def translate(self, sentences: Sequence[str], are_aligned: Sequence[bool]) -> Sequence[list[Translated]]:
         """Return `num_return_sequences` translations of each sentence, the best first."""

@@ -53,7 +53,8 @@ async function errorOf(response) {
   const retryAfter = Number(response.headers.get("Retry-After")) || 0;
   let error = {};
   try {
-    error = (await response.json()).error ?? {};
+    const body = await response.json();
+    error = body.error ?? body; // DeepL's API has the message alone
   } catch {
     // A proxy may answer without JSON.
   }

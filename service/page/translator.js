@@ -1,7 +1,6 @@
 /** The translator: two texts whose words point at each other, alternatives for a word, and whole documents. */
 
-import { request } from "./api.js";
-import { DOCUMENT_TYPES, partsOf, typeOf } from "./documents.js";
+import { request, RequestError } from "./api.js";
 import { button, element, errorBox, field, select } from "./dom.js";
 import { copy, save } from "./exports.js";
 import { languageName, modelOptions } from "./panel.js";
@@ -9,6 +8,8 @@ import { DEFAULTS, side, toFragment } from "./state.js";
 import { percent, placeBelow, startsOf } from "./tokens.js";
 
 const AUTO = "auto"; // in place of a source language: the service detects it
+const DOCUMENT_TYPES = "txt md html htm docx odt pptx epub srt vtt po pot xliff xlf json yaml yml".split(" ");
+const POLL_MS = 300; // between questions about a document
 const PAUSE_MS = 500; // without typing, after which a text is translated
 const MAX_TYPED = 3000; // characters; longer texts wait for the button
 const NUM_ALTERNATIVES = 5;
@@ -346,14 +347,12 @@ export class Translator {
   async _translateFile(file) {
     this._fileAbort?.abort();
     const { signal } = (this._fileAbort = new AbortController());
-    const type = typeOf(file.name);
+    const type = DOCUMENT_TYPES.find(one => file.name.toLowerCase().endsWith(`.${one}`));
     if (!type) {
       const textContent = `The page translates files that end with ${DOCUMENT_TYPES.map(one => `.${one}`).join(", ")}.`;
       return this._document.replaceChildren(element("p", { className: "error", role: "alert", textContent }));
     }
-    const { parameters, ...model } = this._choice;
-    const parts = await partsOf(file);
-    const done = [];
+    const { parameters: { source_language: source_lang, target_language: target_lang }, ...model } = this._choice;
     const bar = element("progress", { ariaLabel: `Translated part of ${file.name}` });
     const place = element("div");
     const close = () => {
@@ -364,21 +363,30 @@ export class Translator {
     const work = async () => {
       place.replaceChildren();
       try {
-        while (done.length < parts.length) {
-          done.push(await request("/v1/translate", { file: parts[done.length], ...model, ...parameters }, signal));
-          bar.value = done.length / parts.length;
-        }
+        const content = await translateDocument({ file, ...model, source_lang, target_lang }, bar, signal);
+        const name = `${file.name.slice(0, -type.length)}${target_lang}.${type}`;
+        const download = button(`Download ${name}`, () => save(name, content), { className: "primary" });
+        const hasFocus = this._document.contains(document.activeElement);
+        this._document.replaceChildren(element("p", { className: "line" }, download, button("Close", close)));
+        if (hasFocus) download.focus();
       } catch (error) {
-        if (!signal.aborted) place.replaceChildren(errorBox(error, work)); // a retry goes on from here
-        return;
+        if (!signal.aborted) place.replaceChildren(errorBox(error, work));
       }
-      const name = `${file.name.slice(0, -type.length)}${parameters.target_language}.${type}`;
-      const download = button(`Download ${name}`, () => save(name, new Blob(done)), { className: "primary" });
-      const hasFocus = this._document.contains(document.activeElement);
-      this._document.replaceChildren(element("p", { className: "line" }, download, button("Close", close)));
-      if (hasFocus) download.focus();
     };
     await work();
+  }
+}
+
+/** Return a translated document. The service translates it in the background, and estimates how long that takes. */
+async function translateDocument(body, bar, signal) {
+  const started = Date.now();
+  const { document_id: id, ...key } = await request("/v2/document", body, signal);
+  for (;;) {
+    const { status, seconds_remaining: seconds, error_message: message } = await request(`/v2/document/${id}`, key, signal);
+    if (status === "done") return request(`/v2/document/${id}/result`, key, signal);
+    if (status === "error") throw new RequestError(message);
+    if (seconds !== null) bar.value = 1 - (1000 * seconds) / (Date.now() - started + 1000 * seconds);
+    await new Promise(resolve => setTimeout(resolve, POLL_MS));
   }
 }
 

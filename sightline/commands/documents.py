@@ -66,15 +66,19 @@ def translate_documents(
             raise UsageError(f"{file} is no document of a known format, which are {known}; lines need no --to")
         if not Path(file).is_file():
             raise UsageError(f"{file} does not exist, or is no file")
-    if out is not None:
-        if out.exists() and not out.is_dir():
-            raise UsageError(f"--out must be a folder for documents, but {out} is a file")
-        out.mkdir(exist_ok=True)
+    target_file = None
+    if out is not None and not out.is_dir():
+        if len(files) == len(languages) == 1 and out.suffix == Path(files[0]).suffix:
+            target_file = out
+        elif out.exists() or out.suffix.lower().lstrip(".") in KINDS:
+            raise UsageError(f"--out {out} must be a folder, or for one document and one language a file of its format")
+        else:
+            out.mkdir()
     wanted: dict[Path, tuple[Path, str]] = {}  # by target
     for language in dict.fromkeys(languages):
         targets: dict[Path, Path] = {}
         for path in map(Path, files):
-            target = (out or path.parent) / f"{path.stem}.{language}{path.suffix}"
+            target = target_file or (out or path.parent) / f"{path.stem}.{language}{path.suffix}"
             if targets.get(target, path) != path:
                 raise UsageError(f"{path} and {targets[target]} would both become {target}; translate them apart")
             targets[target] = path

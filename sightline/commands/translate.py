@@ -64,8 +64,8 @@ class TranslateOptions(Options):
     from_: Annotated[str | None, Shown("LANGUAGE")] = None
     """Language of documents. Default: detected, if the bundles read several"""
     out: Annotated[Path | None, Shown("PATH")] = None
-    """File for lines, or folder for documents. Default: standard output, or the folder of each
-    document"""
+    """File for lines or for one document, or folder for documents. Default: standard output, or
+    the folder of each document"""
     glossary: Annotated[Path | None, Shown("FILE")] = None
     """Terms of documents and their translations: a .tsv or .csv file with a pair on each line"""
     bundle: Annotated[Path | None, Shown("FOLDER")] = None

@@ -129,7 +129,7 @@ def test_languages_are_swapped_and_a_service_without_a_translator_shows_attentio
     assert page.get_by_role("link", name="Translate").count() == 0
 
 
-def test_documents_are_translated_in_parts_and_downloaded(
+def test_documents_are_translated_with_a_progress_and_downloaded(
     open_page: OpenPage, server: RunningServer, tmp_path: Path
 ) -> None:
     page = open_page(server.url, may_fail=True)
@@ -142,10 +142,7 @@ def test_documents_are_translated_in_parts_and_downloaded(
             page.get_by_role("button", name=f"Download {name.replace('.', '.de.')}").click()
         return Path(download.value.path()).read_text(encoding="utf-8")
 
-    parts = []
-    page.on("request", lambda request: parts.append(request) if request.url.endswith("/v1/translate") else None)
-    written = translated("page.txt", MARKDOWN + 300 * "\nA dog runs fast.\n")
-    assert len(parts) > 1
+    written = translated("page.md", MARKDOWN + 300 * "\nA dog runs fast.\n")
     assert written.endswith(300 * "\nEin Hund rennt schnell.\n")
     for kept in ("# ", "`x = 1`", "```\ncode: A dog\n\nA dog\n```\n\n- ", "{name}"):
         assert kept in written
@@ -172,11 +169,20 @@ def test_documents_are_translated_in_parts_and_downloaded(
     (tmp_path / "a.txt").write_bytes("Füße".encode("latin-1"))
     chooser.set_input_files(tmp_path / "a.txt")
     page.get_by_text("file is not UTF-8, at line 1").wait_for()
-    page.route("**/v1/translate", lambda route: route.abort())
+    page.route("**/v2/document", lambda route: route.abort())
     (tmp_path / "a.txt").write_text("A dog runs.")
     chooser.set_input_files(tmp_path / "a.txt")
     page.get_by_text("The service cannot be reached").wait_for()
-    page.unroute("**/v1/translate")
+    page.unroute("**/v2/document")
+    states: list[dict[str, Any]] = [
+        {"status": "translating", "seconds_remaining": 9999},
+        {"status": "error", "error_message": "It failed."},
+    ]
+    page.route("**/v2/document/*", lambda route: route.fulfill(json={"seconds_remaining": None, **states.pop(0)}))
+    page.get_by_role("button", name="Retry").click()
+    page.locator("progress[value]").wait_for()
+    page.get_by_text("It failed.").wait_for()
+    page.unroute("**/v2/document/*")
     page.get_by_role("button", name="Retry").click()
     page.get_by_role("button", name="Download a.de.txt").wait_for()
     page.get_by_role("button", name="Close").click()

@@ -459,6 +459,16 @@ def test_documents_are_translated_beside_or_into_a_folder_and_continued(
     capfd.readouterr()
     assert main(command) == 0  # what exists is not translated again
     assert capfd.readouterr().err.count("exists; remove it to translate") == 2
+    one, named = ["translate", str(text), *command[3:], "--out"], tmp_path / "text.txt"
+    assert main([*one, str(named)]) == 0
+    assert named.read_text() == expected
+    for rejected in (
+        [*command, "--out", str(named)],
+        [*one, str(tmp_path / "text.md")],
+        [*one, "t.txt", "--to", "de,fr"],
+    ):
+        assert main(rejected) == 2
+        assert "must be a folder, or for one document and one language a file" in capfd.readouterr().err
 
     out = tmp_path / "out"
     groups: list[Any] = []

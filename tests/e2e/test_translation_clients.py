@@ -126,6 +126,16 @@ def test_glossaries_of_the_package_of_deepl(tmp_path: Path, monkeypatch: pytest.
         assert len(client.list_multilingual_glossaries()) == 1
 
 
+def test_calls_of_weblate(shipped: RunningServer, expected: str) -> None:
+    """The bodies are those of its machine translation by LibreTranslate and by DeepL."""
+    body = {"api_key": "", "q": [TEXT, TEXT], "source": "en", "target": "de"}
+    assert post(shipped, "/translate", body) == {"translatedText": [expected, expected]}
+    languages = {"source_lang": "EN", "target_lang": "DE", "formality": "default"}
+    body = {"text": ['A dog at <x id="9"></x>.'], **languages, "tag_handling": "xml", "ignore_tags": ["x"]}
+    (translation,) = post(shipped, "/v2/translate", body)["translations"]
+    assert translation["text"].count('<x id="9"/>') == 1
+
+
 def test_calls_of_google(shipped: RunningServer, expected: str) -> None:
     """The bodies are those of the package `google-cloud-translate` 3."""
     path = "/language/translate/v2?prettyPrint=false"

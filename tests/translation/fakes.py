@@ -31,8 +31,8 @@ class FakeEngine:
     def fits(self, text: str) -> bool:
         return len(text) <= self.max_characters
 
-    def unknown(self, text: str) -> Sequence[Span]:
-        return [(index, index + 1) for index, character in enumerate(text) if character in "ħ“”’"]
+    def unknown(self, text: str) -> Sequence[int]:
+        return [index for index, character in enumerate(text) if character in "ħ“”’"]
 
     async def translate(self, sentences: Sequence[str], are_aligned: Sequence[bool]) -> Sequence[list[Translated]]:
         self.read += sentences

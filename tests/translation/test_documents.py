@@ -50,6 +50,7 @@ KEPT = (
     "C:\\Temp\\a.txt", "+49 30 1234567", "www.example.org", "&amp;", "#ff8800", "978-3-16-148410-0", "5 km/h", "3×4",
     "DE89 3704 0044 0532 0130 00", "10–12 kg", "(030) 1234567", "$x^2$", "v1.2.0-rc.1", "2001:db8::1", "$t(a.b)",
     "{name:>10,.2f}", "<%= x %>", "3:30pm", "@:common.hello", ":-)", "192.168.0.1", "--verbose=1", "👩‍👩‍👧",
+    "%B", "{percent}%", "*|NAME|*", "<jane@example.com>", "<0>", "m²",
 )  # fmt: skip
 WORDS = ("the", "red", "dog", "runs", "over", "green", "grass", "and", "a", "small", "cat", "sleeps", "near", "houses")
 ORDERS = (same_order, reversed_order)

@@ -16,6 +16,7 @@ import pytest
 import srt
 import webvtt
 import yaml  # type: ignore[import-untyped]
+from docx.enum.text import WD_BREAK
 from docx.oxml import OxmlElement
 from docx.oxml.ns import qn
 from lxml import etree
@@ -150,6 +151,7 @@ def test_markdown_keeps_its_blocks_and_marks() -> None:
         "a  \nb\nc",
         "<br>a<br/> <i>b <i>c</i>",
         "word `a` and `b` end.",
+        "<h1>\n a\n <b>b</b>\n</h1>\n\n:::tip\na *b*.\n:::\n\nc\n",
     ],
 )
 @pytest.mark.parametrize("order", [same_order, reversed_order])
@@ -234,6 +236,25 @@ def test_json_changes_only_its_values() -> None:
     assert written.replace("\n", "").startswith('{  "a" : "{name} HELLO.",\t"b": ["TWO ONE."')
     assert json.loads(written)["b"] == ["TWO ONE.", 3, {"c": "WORD <b>BOLD</b>."}]
     assert json.loads(written)["d"] == "X\nY."
+    tags = json.dumps({"a": "You <0>have one</0> new.\nA <b>b c</b>."})
+    assert json.loads(translate("a.json", tags, reversed_order)) == {"a": "NEW <0>ONE HAVE</0> YOU.\n<b>C B</b> A."}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "snake_case", "kebab-case-id", "CONSTANT", "camelCase", "app.models.User", "Admin::User", "btn-lg btn-primary",
+        "v1.2", "18-alpine", "#ff8800", "rgba(0, 0, 0, .5)", "d41d8cd98f00b204", "en-US", "utf-8", "dGhpcyBpcyBh",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["a.json", "a.yaml"])
+def test_values_that_programs_read_are_copied(value: str, name: str) -> None:
+    words = ["Sign-in", "Don't", "Save", "SAVE IT", "<h1>Save</h1>", "Save...", "e.g."]
+    source = json.dumps({"a": value, "b": words})
+    assert json.loads(translate(name, source)) == {
+        "a": value,
+        "b": [word.upper().replace("H1", "h1") for word in words],
+    }
 
 
 def test_yaml_changes_only_its_values() -> None:
@@ -269,6 +290,13 @@ def test_yaml_changes_only_its_values() -> None:
             '<target><pc id="1">WORLD BIG</pc> HELLO.</target>',
             'trgLang="de"',
         ),
+        (
+            '<xliff version="1.2"><file source-language="en"><body><trans-unit id="1"><source>A dog. Red cat.</source>'
+            '<seg-source><mrk mtype="seg">A dog.</mrk> <mrk mtype="seg">Red cat.</mrk></seg-source></trans-unit>'
+            "</body></file></xliff>",
+            '<target state="translated"><mrk mtype="seg">DOG A.</mrk> <mrk mtype="seg">CAT RED.</mrk></target>',
+            'target-language="de"',
+        ),
     ],
 )
 def test_xliff_gets_targets(source: str, target: str, language: str) -> None:
@@ -298,6 +326,8 @@ def word_file() -> bytes:
     link = OxmlElement("w:hyperlink")
     link.set(qn("w:anchor"), "top")
     link.append(paragraph.add_run("See here")._r)
+    link[-1].insert(0, OxmlElement("w:rPr"))
+    link[-1][0].append(OxmlElement("w:u"))
     paragraph._p.append(link)
     paragraph.add_run(".\nNext line")
     add_field(paragraph, " PAGE ", "Seven")
@@ -306,6 +336,8 @@ def word_file() -> bytes:
     bold = document.add_paragraph()
     bold.add_run("All of it bold").bold = True
     bold.add_run(" but this.")
+    document.add_paragraph("One").add_run().add_break(WD_BREAK.PAGE)
+    document.paragraphs[-1].add_run("Two")
     number = document.add_paragraph("12 ")
     add_field(number, " PAGE ", "Eight")
     table = document.add_table(1, 2)
@@ -317,7 +349,8 @@ def word_file() -> bytes:
 @pytest.mark.parametrize("order", [same_order, reversed_order])
 def test_docx_keeps_runs_links_fields_and_tables(order: Order) -> None:
     result: Any = docx.Document(io.BytesIO(translate("a.docx", word_file(), order)))
-    first, second, third, fourth, number = result.paragraphs
+    first, second, third, fourth, broken, number = result.paragraphs
+    assert [run.text for run in broken.runs] == ["ONE", "", "TWO"] and not any(run.underline for run in second.runs)
     assert first.style.name == "Heading 1"
     assert first.text == ("THE TITLE." if order is same_order else "TITLE THE.")
     assert [run.text for run in second.runs if run.bold] == ["BIG BROWN" if order is same_order else "BROWN BIG"]

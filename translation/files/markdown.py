@@ -19,7 +19,8 @@ _FRONT_MATTER = re.compile(
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _FOOTNOTE = re.compile(r"(\[\^[^\]\s]+\])")
 _NOTE = re.compile(r"(?:\[\^[^\]\s]+\])?:\s+")  # the start of a footnote, or of the definition of a term
-_LEAD = re.compile(rf"{_NOTE.pattern}|\[[ xX]\]\s|\[![A-Z]+\]\s*")  # also of tasks and alerts
+_DIRECTIVE = re.compile(r":{3,}[^\n]*\s*")
+_LEAD = re.compile(rf"{_DIRECTIVE.pattern}|{_NOTE.pattern}|\[[ xX]\]\s|\[![A-Z]+\]\s*")  # also of tasks and alerts
 _BLOCK = re.compile(r"\A(\s*\d*)([-+*>.)]|#{1,6})(?=\s)")  # a paragraph that would begin another block
 _PREFIX = re.compile(r"[ \t>]*")
 _LINE_START = re.compile(r"(?:[ \t>]|[-*+](?=[ \t])|\d{1,9}[.)](?=[ \t])|#{1,6}(?=[ \t])|\|)*")
@@ -98,7 +99,8 @@ class Markdown(Replacements):
         def write(result: TranslatedText) -> None:
             line_break = f"\\{self._newline}{prefix}"
             written = _written(nodes_of(text, result), builder.things, escaped, line_break)
-            replace(before + (_BLOCK.sub(r"\1\\\2", written) if is_paragraph else written))
+            if result.text != text.text:  # such as a formula, whose lines stay
+                replace(before + (_BLOCK.sub(r"\1\\\2", written) if is_paragraph else written))
 
         if has_letter(text.text):
             self.add(text, write)
@@ -106,7 +108,8 @@ class Markdown(Replacements):
 
 def _begins_note(state: Any, line: int, last: int, silent: bool) -> bool:
     """Return True to end a paragraph before a line, which begins another one."""
-    return silent and _NOTE.match(state.src, state.bMarks[line] + state.tShift[line]) is not None
+    start = state.bMarks[line] + state.tShift[line]
+    return silent and any(pattern.match(state.src, start) for pattern in (_NOTE, _DIRECTIVE))
 
 
 def _pieces(tokens: Iterable[Any]) -> Iterator[tuple[str, str]]:

@@ -57,8 +57,8 @@ def _stands_for_in_odt(element: Any) -> str | None:
 class _Runs:
     """A paragraph of DOCX or PPTX, whose runs become text until it is restored.
 
-    A run is text in one format. Text in the format that most of the paragraph has is between the
-    elements of the paragraph, and other text in an element around it.
+    A run is text in one format. Text in the format that most of the paragraph, or of a link in it,
+    has is between the elements there, and other text in an element around it.
     """
 
     def __init__(self, paragraph: Any, prefix: str) -> None:
@@ -72,16 +72,18 @@ class _Runs:
         self._with_runs: list[Any] = []  # elements inside of the paragraph that have runs
         self._open(paragraph)
         keys = {marked: _key(own) for marked, own in self._formats.items()}
-        sizes = Counter[str]()
+        sizes: dict[Any, Counter[str]] = {element: Counter() for element in [paragraph, *self._with_runs]}
         for marked, key in keys.items():
-            sizes[key] += len(marked.text)
-        most = max(sizes, key=lambda key: sizes[key], default="")
-        self._base = next((own for marked, own in self._formats.items() if keys[marked] == most), None)
+            sizes[marked.getparent()][key] += len(marked.text)
+        self._bases = dict.fromkeys(sizes)  # the format of most of the text, by element
         for marked, key in keys.items():
             before, parent = marked.getprevious(), marked.getparent()
-            if key == most and before is None:
+            is_base = key == sizes[parent].most_common(1)[0][0]
+            if is_base:
+                self._bases[parent] = self._formats[marked]
+            if is_base and before is None:
                 parent.text = (parent.text or "") + marked.text
-            elif key == most:
+            elif is_base:
                 before.tail = (before.tail or "") + marked.text
             elif before is not None and not before.tail and keys.get(before) == key:
                 before.text += marked.text
@@ -129,17 +131,16 @@ class _Runs:
         if element.tag == _MARKED or element in self._with_runs:
             return None
         if element.tag == PAIR:  # a field whose text is no link is copied
-            is_link = any("HYPERLINK" in (code.text or "") for code in element.iter(f"{_W}instrText"))
-            return None if is_link or element[0].find(f"{_W}fldChar") is None else ""
+            code = "".join(code.text or "" for code in element.iter(f"{_W}instrText"))
+            is_text = "HYPERLINK" in code or element[0].find(f"{_W}fldChar") is None
+            return None if is_text else "".join(element.itertext()).removeprefix(code)
         thing = element[-1] if element.tag == self._run else element
-        if thing.tag == f"{_W}br" and thing.get(f"{_W}type") not in (None, "textWrapping"):
-            return ""
         return {f"{_W}tab": "\t", f"{_W}cr": "\n", f"{_W}br": "\n", f"{_A}br": "\n"}.get(thing.tag, "")
 
     def restore(self) -> None:
         """Make runs of the text again."""
         for element in [self._paragraph, *self._with_runs]:
-            content = list(self._restored(element, self._base))
+            content = list(self._restored(element, self._bases[element]))
             element.text, element[:] = None, content
 
     def _restored(self, element: Any, own: Any) -> Iterator[Any]:

@@ -8,12 +8,22 @@ from typing import Any
 
 from sightline.base.text.sentences import has_letter
 from sightline.translation.files.document import DocumentError, decode
-from sightline.translation.marks import MarkedText, Texts, TranslatedText, unchanged
-from sightline.translation.markup import HTML, Markup, MarkupError
+from sightline.translation.marks import SPACE, MarkedText, Texts, TranslatedText, unchanged
+from sightline.translation.markup import Markup, MarkupError, Tags
 
+# Numbers in place of names of tags, such as <0>.
+_NUMBERED, _NUMBER = re.compile(r"(</?)(?=\d+/?>)"), "sightline-number-"
 _HAS_TAG = re.compile(r"</[A-Za-z]|<(?:br|hr|img|wbr)\b[^>]*>")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"(?=(\s*:)?)')
 _ANCHOR = re.compile(r"(?:[&!]\S*\s+)*")  # and tags
+# Values in ASCII that programs read.
+_IDENTIFIER = re.compile(
+    r"(?=\S*[\d_])[^\s<>&{}%]+"  # snake_case, versions, colours, hashes
+    r"|[A-Z]+|[a-z]{2,3}-[A-Z]{2}|:[a-z]+"  # CONSTANT, languages, :symbol
+    r"|\w*[a-z][A-Z]\w*|\w+(?:(?:\.|::)\w\w+)+"  # camelCase, names.with.parts
+    r"|(?:([a-z]+) (?=\1-))?[a-z]+(?:-[a-z]+)+(?: [a-z]+(?:-[a-z]+)+)*"  # lists of class-names
+    r"|[a-z]+\([\d.,%/ -]*\)"  # rgb(0, 0, 0)
+)
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:[-_][A-Z][A-Za-z]{1,3})?")
 
 
@@ -21,12 +31,12 @@ class Strings(Texts):
     """Strings that are translated one by one; those with tags as HTML."""
 
     def add_string(self, string: str, write: Callable[[str], None]) -> None:
-        if has_letter(string) and not self.add_markup(string, write):
+        if has_letter(string) and not self.add_markup(string, write, keeps_spaces=True):
             self.add(MarkedText(string), lambda result: write(result.text))
 
-    def add_markup(self, string: str, write: Callable[[str], None]) -> bool:
+    def add_markup(self, string: str, write: Callable[[str], None], *, keeps_spaces: bool = False) -> bool:
         """Add the texts of HTML; return False if it is none, or is damaged."""
-        markup = _markup_of(string)
+        markup = _markup_of(_NUMBERED.sub(rf"\1{_NUMBER}", string), Tags("html", keeps_spaces=keeps_spaces))
         if markup is None:
             return False
         results: list[TranslatedText] = []
@@ -34,24 +44,24 @@ class Strings(Texts):
         def writer(result: TranslatedText) -> None:
             results.append(result)
             if len(results) == len(markup.texts):
-                write(markup.write(results, ""))
+                write(markup.write(results, "").replace(_NUMBER, ""))
 
         for text in markup.texts:
             self.add(text, writer)
         return True
 
 
-def _markup_of(string: str) -> Markup | None:
-    """Return a string as HTML, if it is HTML that can be written again as it was."""
+def _markup_of(string: str, tags: Tags) -> Markup | None:
+    """Return HTML that can be written again as it was, but for spaces; None for other strings."""
     if not _HAS_TAG.search(string):
         return None
     try:
-        markup = Markup(string, HTML)
+        markup = Markup(string, tags)
         texts = [unchanged(text) for text in markup.texts]
-        is_same = Markup(string, HTML).write(texts, "") == string
+        written = Markup(string, tags).write(texts, "")
     except (MarkupError, ModuleNotFoundError):
         return None
-    return markup if is_same and markup.texts else None
+    return markup if SPACE.sub("", written) == SPACE.sub("", string) and markup.texts else None
 
 
 class Replacements(Strings):
@@ -65,6 +75,11 @@ class Replacements(Strings):
     def replace(self, start: int, end: int, dump: Callable[[str], str] = str) -> Callable[[str], None]:
         """Return a function that replaces a part of the file by a text, in the form of the file."""
         return lambda text: self._parts.append((start, end, dump(text)))
+
+    def add_value(self, string: str, write: Callable[[str], None]) -> None:
+        """Add a string that may be an identifier, which is not translated."""
+        if not (string.isascii() and _IDENTIFIER.fullmatch(string)):
+            self.add_string(string, write)
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
         self.apply(translations)
@@ -89,7 +104,7 @@ class JsonStrings(Replacements):
         for match in _JSON_STRING.finditer(self._text):
             if match[1] is None:
                 dump = partial(json.dumps, ensure_ascii=is_ascii)
-                self.add_string(json.loads(match[0]), self.replace(*match.span(), dump))
+                self.add_value(json.loads(match[0]), self.replace(*match.span(), dump))
 
 
 class YamlStrings(Replacements):
@@ -118,7 +133,7 @@ class YamlStrings(Replacements):
         start += len(_ANCHOR.match(self._text[start:end])[0])  # type: ignore[index]
         source = self._text[start:end]
         dump = partial(_block, source) if node.style in ("|", ">") else partial(_scalar, node.style)
-        self.add_string(node.value, self.replace(start, end, dump))
+        self.add_value(node.value, self.replace(start, end, dump))
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
         if self._language is not None:

@@ -29,28 +29,25 @@ class Xliff(Texts):
 
         for source in list(self._root.iter(f"{space}source")):
             unit = source.getparent()
-            if etree.QName(unit).localname not in ("trans-unit", "segment") or self._is_fixed(source):
+            is_fixed = any(element.get("translate") == "no" for element in [source, *source.iterancestors()])
+            if etree.QName(unit).localname not in ("trans-unit", "segment") or is_fixed:
                 continue
             target = unit.find(f"{space}target")
             if target is not None and ("".join(target.itertext()).strip() or len(target)):
                 continue
-            written = copy.deepcopy(source)
+            segmented = unit.find(f"{space}seg-source")
+            written = copy.deepcopy(source if segmented is None else segmented)
             written.tag, written.tail = f"{space}target", source.tail
             if target is not None:
                 written.attrib.update(target.attrib)
                 unit.remove(target)
             written.attrib.pop(_SPACE, None)
-            after = unit.find(f"{space}seg-source")
-            (source if after is None else after).addnext(written)
+            (source if segmented is None else segmented).addnext(written)
             if self._is_old:
                 written.set("state", "translated")
             elif unit.get("state") in (None, "initial"):
                 unit.set("state", "translated")
             add_content(self, written, None, list(written), stands_for, collapses=False)
-
-    @staticmethod
-    def _is_fixed(source: Any) -> bool:
-        return any(element.get("translate") == "no" for element in [source, *source.iterancestors()])
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
         self.apply(translations)

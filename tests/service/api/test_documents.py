@@ -34,9 +34,9 @@ async def send(running: Running, path: str, fields: Any, name: str = "Ä b.md", 
     return await running.client.post(path, data=fields, files={"file": (name, data)})
 
 
-async def upload(running: Running) -> tuple[str, dict[str, str]]:
+async def upload(running: Running, data: bytes = TEXT, **fields: str) -> tuple[str, dict[str, str]]:
     """Begin a translation, and return the path of its status and the key."""
-    handle = (await send(running, "/v2/document", {"target_lang": "DE"})).json()
+    handle = (await send(running, "/v2/document", {"target_lang": "DE", **fields}, data=data)).json()
     return f"/v2/document/{handle['document_id']}", {"document_key": handle["document_key"]}
 
 
@@ -64,7 +64,9 @@ async def test_every_api_for_documents_has_the_same_translation(
 
         path, key = await upload(running)
         status = await ended(running, path, key)
-        assert status == {"document_id": path.rpartition("/")[2], "status": "done", "error_message": None}
+        assert status == {
+            "document_id": path.rpartition("/")[2], "status": "done", "seconds_remaining": None, "error_message": None
+        }  # fmt: skip
         assert (await running.post(path, {"document_key": "x"})).status_code == 404
         assert (await running.post(f"{path}/result", key)).content == expected
         assert (await running.post(path, key)).status_code == 404
@@ -137,6 +139,26 @@ async def test_a_full_queue_delays_a_document(
         assert (await send(running, "/v2/document", {"target_lang": "DE"})).status_code == 429
         await ended(running, path, key)
         assert len(calls) == 2
+
+
+async def test_the_time_that_is_left_is_stored_and_returned(
+    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states, put = list[tuple[Any, ...]](), DocumentStore.put
+
+    def record(store: DocumentStore, key: str, *state: Any) -> None:
+        states.append(state)
+        put(store, key, *state)
+
+    monkeypatch.setattr(DocumentStore, "put", record)
+    monkeypatch.setattr("sightline.translation.files.document.MAX_TEXTS", 1)
+    async with start(with_languages(make_backend(), fake="en-de")) as running:
+        path, key = await upload(running, b"a dog\n\na dog\n", model="fake")
+        await ended(running, path, key)
+        assert [state for state, *_ in states] == ["translating", "translating", "translating", "done"]
+        assert states[1][1].isdigit() and states[2][1] == b"0"
+        DocumentStore(100).put("a.md:b", "translating", b"7")
+        assert (await running.result("/v2/document/a.md", {"document_key": "b"}))["seconds_remaining"] == 7
 
 
 async def test_the_store_has_limits(folder: Path) -> None:
