@@ -76,6 +76,7 @@ class Aligned:
     source_words: Sequence[AlignedWord]
     target_words: Sequence[AlignedWord]
     shares: Weights  # (target words, source words)
+    places: Sequence[Span]  # of each character that the model wrote
 
 
 class Sentence:
@@ -105,14 +106,14 @@ class Sentence:
             self.edits = sorted([*self.edits, *plain], key=lambda edit: (edit.start, edit.end))
         self.model_text, position = "", 0
         self._starts: list[tuple[int, int, Edit]] = []  # range of each edit in the model's text
-        self._origins: list[Span] = []  # of each character of the model's text
+        self.origins: list[Span] = []  # of each character that the model reads
         for edit in [*self.edits, Edit(len(text), len(text), "")]:
             self.model_text += text[position : edit.start]
             self._starts.append((len(self.model_text), len(self.model_text) + len(edit.text), edit))
             self.model_text += edit.text
             is_same_size = len(edit.text) == edit.end - edit.start
-            self._origins += [(at, at + 1) for at in range(position, edit.end if is_same_size else edit.start)]
-            self._origins += [] if is_same_size else [(edit.start, edit.end)] * len(edit.text)
+            self.origins += [(at, at + 1) for at in range(position, edit.end if is_same_size else edit.start)]
+            self.origins += [] if is_same_size else [(edit.start, edit.end)] * len(edit.text)
             position = edit.end
 
     @property
@@ -141,7 +142,7 @@ class Sentence:
         return self._restored(translated, shares, places, columns)
 
     def _source_word(self, word: Span) -> AlignedWord:
-        return _word(self.text, self._origins[word[0]][0], self._origins[word[1] - 1][1])
+        return _word(self.text, self.origins[word[0]][0], self.origins[word[1] - 1][1])
 
     def _restored(
         self, translated: Translated, shares: Weights, places: dict[Edit, Span], columns: dict[Edit, list[int]]
@@ -156,19 +157,25 @@ class Sentence:
         sources.sort(key=lambda source: source[0].start)
         padded, chosen = np.pad(shares, ((0, 0), (0, 1))), [index for _, index in sources]  # no share of what is kept
         text, words, rows = "", list[AlignedWord](), list[Weights]()
+        written = [(0, 0)] * len(translated.text)  # where each character of the model is
         for piece, place, edit in self._pieces(translated, places):
             if edit is not None:
                 kept = None if edit.is_term else (edit.start, edit.end)
                 words.append(AlignedWord(len(text), len(text) + len(piece), kept=kept))
                 found = [column in columns[edit] if edit.is_term else word.kept == kept for word, column in sources]
                 rows.append(np.array(found, np.float32))
+                first, last = places[edit]
+                written[first:last] = [(len(text), len(text) + len(piece))] * (last - first)
+            else:
+                written[place : place + len(piece)] = [(at, at + 1) for at in range(len(text), len(text) + len(piece))]
             for index, (start, end) in enumerate(translated.target_words if edit is None else ()):
                 first, last = max(start - place, 0), min(end - place, len(piece))
                 if first < last:
                     words.append(_word(piece, first, last, len(text)))
                     rows.append(padded[index, chosen])
             text += _upper(piece) if self._is_upper and edit is None else piece
-        return Aligned(text, [word for word, _ in sources], words, np.array(rows).reshape(len(rows), len(sources)))
+        rows_of_words = np.array(rows).reshape(len(rows), len(sources))
+        return Aligned(text, [word for word, _ in sources], words, rows_of_words, written)
 
     def _pieces(self, translated: Translated, places: dict[Edit, Span]) -> list[Piece]:
         """Return a translation in pieces: what is kept, and what the model wrote between."""

@@ -32,7 +32,7 @@ from sightline.service.inference.call import (
     check_ids,
     tokenize_within_limits,
 )
-from sightline.service.inference.coverage import CoverageReader, Repair, TextCoverage
+from sightline.service.inference.coverage import CoverageReader, Repair, TextCoverage, reader_for
 from sightline.service.inference.language_choice import NO_LANGUAGES, LanguageChoice, choose_languages
 from sightline.service.inference.maps import MapWriter, TargetAttention, resolve_indices
 from sightline.service.inference.results import (
@@ -172,7 +172,7 @@ def begin(call: Call, model: ServedModel, parameters: GenerateParameters) -> "De
     if model.manifest.languages is not None or named != (None, None):
         languages = choose_languages(model, *named)
     maps, selection = None, parameters.return_attention
-    coverage = CoverageReader(call, model) if parameters.return_coverage or parameters.repair else None
+    coverage = reader_for(call, model, parameters)
     if selection:
         maps = MapWriter(call, model, selection, records_all=coverage is not None)
     num_samples = parameters.num_return_sequences if parameters.do_sample else 1

@@ -14,22 +14,28 @@ from sightline.base.text.sentences import split_sentences
 from sightline.base.text.words import is_name
 from sightline.service.body_fields import Texts
 from sightline.service.inference.coverage import Repair, RepairMethod
-from sightline.service.inference.generate import Decoding, GenerateOutput, GenerateResult, begin, finish
+from sightline.service.inference.generate import Decoding, GenerateOutput, GenerateResult, finish
 from sightline.service.parameters import GenerateParameters
 
 OMISSION_COST = 0.4  # of one word, in the mean log-probability of a token
 MIN_TAIL = 2  # omitted words at the end of an input, from which on its text is continued
+Begin = Callable[[GenerateParameters], Decoding]
 Generate = Callable[[Texts, GenerateParameters], Awaitable[GenerateResult]]
 
 
 async def repaired(
-    decoding: Decoding, texts: Sequence[str], result: GenerateResult, generate: Generate
+    decoding: Decoding,
+    texts: Sequence[str],
+    result: GenerateResult,
+    begin: Begin,
+    split: Generate | None = None,
 ) -> GenerateResult:
     """Return the result with better outputs in place of those that omit words.
 
-    `texts` are those that the decoding has read, each of which has one output. `generate` is for
-    texts that are split into sentences. Of several outputs of a text, that with the best mean
-    log-probability, less a cost for each omitted word, is returned.
+    `texts` are those that the decoding has read, each of which has one output. `begin` makes
+    decodings with other parameters. `split` generates from texts of several sentences, if some may
+    have several. Of several outputs of a text, that with the best mean log-probability, less a cost
+    for each omitted word, is returned.
     """
     call, parameters = decoding.call, decoding.parameters
     candidates: dict[int, list[tuple[RepairMethod, GenerateOutput]]] = {
@@ -37,26 +43,26 @@ async def repaired(
         for output in result.outputs
         if output.coverage is not None and output.coverage.omitted
     }
-    split = [index for index in candidates if _has_sentences(texts[index], decoding.languages.source)]
-    whole = [index for index in candidates if index not in split]
+    several = [index for index in candidates if split and _has_sentences(texts[index], decoding.languages.source)]
+    whole = [index for index in candidates if index not in several]
     ended = [index for index in whole if _beginning(result.outputs[index])]
     results, num_beams = [result], min(MAX_BEAMS, decoding.model.max_rows)
 
     async def add(method: RepairMethod, indices: Sequence[int], **changes: Any) -> None:
         changed = parameters.model_copy(update=changes)
         inputs = Texts(tuple(texts[index] for index in indices))
-        if method == "split":
-            found = await generate(inputs, changed)
+        if method == "split" and split:
+            found = await split(inputs, changed)
         else:
-            again = begin(call, decoding.model, changed)
-            await again.read(inputs)
+            again = begin(changed)
+            await again.read(Texts(inputs.texts[:1]), split=lambda: inputs.texts)  # they are no inputs of the call
             found = await finish(again)
         results.append(found)
         for output in found.outputs:
             candidates[indices[output.index]].append((method, replace(output, rank=0, index=indices[output.index])))
 
-    if split:
-        await add("split", split, split_sentences=True)
+    if several:
+        await add("split", several, split_sentences=True)
     if whole and num_beams > 1:
         await add("beams", whole, num_beams=num_beams, num_return_sequences=num_beams)
     if ended:

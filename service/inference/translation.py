@@ -1,27 +1,30 @@
 """Translation of texts with marks: the engine that `sightline.translation` asks for sentences."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
+from sightline.base.bundle import MAX_BEAMS
 from sightline.base.text.words import Span
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
-from sightline.service.engine.request import Generated
 from sightline.service.inference.call import Call
-from sightline.service.inference.coverage import CoverageReader, TextCoverage, joined_coverage
-from sightline.service.inference.generate import Decoding, check_parameters, without_forced
+from sightline.service.inference.coverage import SentenceRepair, TextCoverage, joined_coverage, reader_for
+from sightline.service.inference.generate import Decoding, GenerateOutput, check_parameters, finish
 from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.maps import MapWriter
+from sightline.service.inference.repair import repaired
 from sightline.service.inference.results import MAX_NUMBERS, TimingsMs, Usage
 from sightline.service.inference.sentence_splitting import check_number
 from sightline.service.inference.service import ServedModel
-from sightline.service.parameters import DEFAULT_NEW_TOKENS, NEUTRAL, AttentionSelection, GenerateParameters
-from sightline.translation.alignment import Translated
+from sightline.service.parameters import DEFAULT_NEW_TOKENS, AttentionSelection, GenerateParameters
+from sightline.translation.alignment import Characters, Translated
 from sightline.translation.glossary import Glossary
 from sightline.translation.marks import MarkedText, TranslatedText, as_source, chained
 from sightline.translation.markup import Markup, MarkupError, Tags
@@ -76,6 +79,10 @@ class TranslateOutput:
         Sequence[Step], Field(description="Models that translated one after the other, with their languages.")
     ]
     coverage: Annotated[TextCoverage | None, Field(description="Only with return_coverage.")]
+    repairs: Annotated[
+        Sequence[SentenceRepair],
+        Field(description="Sentences that were translated again; only with repair, and also with `markup`."),
+    ]
 
 
 class TranslationStep(NamedTuple):
@@ -127,14 +134,14 @@ async def translate_documents(
 
     Return `num_return_sequences` translations of each, the best first.
     """
+    model, parameters = steps[-1]
     if markup is None:
         texts = [MarkedText(text) for text in inputs.texts]
         translated = await translate_marked(call, steps, texts, record, glossary)
         return [
-            [TranslateOutput(index, rank.text, (), rank.sentences, None, (), None) for rank in ranks]
+            [_output(index, rank.text, [rank], parameters, sentences=rank.sentences) for rank in ranks]
             for index, ranks in enumerate(translated)
         ]
-    model, parameters = steps[-1]
     language = choose_languages(model, parameters.source_language, parameters.target_language).target
     try:
         documents = await call.tokenize(lambda: list(_read(inputs, markup)), inputs.texts)
@@ -147,14 +154,8 @@ async def translate_documents(
         ranks = list(zip(*[next(results) for _ in document.texts], strict=False)) or [()]
         tags = list(document.tags)  # `write` can be called once
         return [
-            TranslateOutput(
-                index,
-                Markup(inputs.texts[index], markup).write(rank, language),
-                _placed(tags, rank),
-                (),
-                None,
-                (),
-                None,
+            _output(
+                index, Markup(inputs.texts[index], markup).write(rank, language), rank, parameters, _placed(tags, rank)
             )
             for rank in ranks
         ]
@@ -162,45 +163,26 @@ async def translate_documents(
     return await call.tokenize(lambda: [write(*document) for document in enumerate(documents)], inputs.texts)
 
 
-async def covered(
-    call: Call,
-    steps: Sequence[TranslationStep],
-    inputs: Texts,
-    outputs: Sequence[list[TranslateOutput]],
-    record: "UsageRecord",
-) -> list[list[TranslateOutput]]:
-    """Return the best outputs with the coverage of their sentences, which are scored for it.
+def _output(
+    index: int,
+    text: str,
+    translations: Sequence[TranslatedText],
+    parameters: GenerateParameters,
+    tags: Sequence[PlacedTag] = (),
+    sentences: Sequence[tuple[int, int, int, int]] = (),
+) -> TranslateOutput:
+    coverages = [each.coverage for each in _findings(translations) if each.coverage]
+    coverage = joined_coverage(coverages) if parameters.return_coverage else None
+    repairs = [each.repair for each in _findings(translations) if each.repair]
+    return TranslateOutput(index, text, tags, sentences, None, (), coverage, repairs)
 
-    The sentences have what must not change in its place, which the model may not have read.
-    """
-    if len(steps) > 1:
-        message = "Two models translate one after the other, and only one can have {return_coverage}; leave it out."
-        raise ApiError("unsupported_parameter", message, field="return_coverage")
-    (model, parameters), best = steps[0], [ranks[0] for ranks in outputs]
-    reader = CoverageReader(call, model)
-    places = [(index, place) for index, output in enumerate(best) for place in output.sentences]
-    found: list[TextCoverage] = []
-    if places:
-        languages = choose_languages(model, parameters.source_language, parameters.target_language)
-        decoding = Decoding(call, model, NEUTRAL, languages, coverage=reader)
-        sources = [inputs.texts[index][start:end] for index, (start, end, _, _) in places]
-        targets = [best[index].text[first:last] for index, (_, _, first, last) in places]
 
-        def convert(number: int, result: Generated) -> TextCoverage:
-            request, (_, (start, _, first, _)) = decoding.requests[number], places[number]
-            target = without_forced(request, result.targets[0])
-            return reader.write(number, request, target, targets[number]).moved(start, first)
+def _findings(translations: Iterable[TranslatedText]) -> "Iterator[SentenceFindings]":
+    return (each for translation in translations for each in translation.findings)
 
-        await decoding.read(Texts(tuple(sources)), Texts(tuple(targets)))
-        found, usage, timings = await decoding.run(convert)
-        record.add(usage, timings, ())
-    parts: list[list[TextCoverage]] = [[] for _ in best]
-    for (index, _), coverage in zip(places, found, strict=True):
-        parts[index].append(coverage)
-    return [
-        [replace(output, coverage=joined_coverage(own)), *ranks[1:]]
-        for output, own, ranks in zip(best, parts, outputs, strict=True)
-    ]
+
+def num_repaired(translations: Iterable[TranslatedText]) -> int:
+    return sum(each.repair is not None for each in _findings(translations))
 
 
 def missing_library(error: ModuleNotFoundError, form: str, field: str) -> ApiError:
@@ -219,6 +201,16 @@ def _read(inputs: Texts, markup: Tags) -> Iterator[Markup]:
 def _placed(tags: Sequence[tuple[int, int, str]], translations: Sequence[TranslatedText]) -> list[PlacedTag]:
     confidences = [{mark.index: mark.confidence for mark in translation.marks} for translation in translations]
     return [PlacedTag(name, confidences[text][mark]) for text, mark, name in tags]
+
+
+class SentenceFindings(NamedTuple):
+    """Findings about a sentence; the `Findings` of `sightline.translation`."""
+
+    coverage: TextCoverage | None
+    repair: SentenceRepair | None
+
+    def placed(self, source: Characters, target: Characters) -> "SentenceFindings":
+        return SentenceFindings(self.coverage and self.coverage.placed(source, target), self.repair)
 
 
 class UsageRecord:
@@ -283,44 +275,53 @@ class SentenceTranslator:
         """Return `num_return_sequences` translations of each sentence, the best first."""
         check_number(len(sentences), 1)
         results: dict[int, list[Translated]] = {}
+        num_ranks = MAX_BEAMS if self._parameters.repair else self._parameters.num_return_sequences
         aligns = self._model.manifest.cross_attention is not None
         plain = [index for index, is_aligned in enumerate(are_aligned) if not (is_aligned and aligns)]
         aligned = [index for index, is_aligned in enumerate(are_aligned) if is_aligned and aligns]
-        for indices in filter(None, [plain, *_groups(aligned, sentences, self._parameters.num_return_sequences)]):
+        for indices in filter(None, [plain, *_groups(aligned, sentences, num_ranks)]):
             chosen = await self._run([sentences[index] for index in indices], has_maps=indices is not plain)
             results |= dict(zip(indices, chosen, strict=True))
         return [results[index] for index in range(len(sentences))]
 
     async def _run(self, sentences: Sequence[str], *, has_maps: bool) -> list[list[Translated]]:
+        begin = partial(self._begin, has_maps=has_maps)
+        decoding = begin(self._parameters)
+        await decoding.read(self._inputs, split=lambda: sentences)
+        result = await finish(decoding)
+        if self._parameters.repair:
+            result = await repaired(decoding, sentences, result, begin)
+        self._record.add(result.usage, result.timings_ms, [output.finish_reason for output in result.outputs])
+        translations: list[list[Translated]] = [[] for _ in sentences]
+        for output in result.outputs:
+            translations[output.index].append(self._translated(sentences[output.index], output))
+        return translations
+
+    def _begin(self, parameters: GenerateParameters, *, has_maps: bool) -> Decoding:
         call, model, maps = self._call, self._model, None
+        reader = reader_for(call, model, parameters)
         if has_maps:
             step, layer, heads = model.manifest.alignment_heads
             selection = AttentionSelection(
                 kinds=["cross"], layers=[layer], heads=list(heads), reduce="mean", units="words"
             )
-            maps = MapWriter(call, model, selection)
-        decoding = Decoding(call, model, self._parameters, self._languages, maps)
+            maps = MapWriter(call, model, selection, records_all=reader is not None, step=step)
+        return Decoding(call, model, parameters, self._languages, maps, reader)
 
-        reasons = list[str]()
-
-        def convert(index: int, result: Generated) -> list[Translated]:
-            translations = []
-            for decoded in decoding.targets_of(index, result):
-                reasons.append(decoded.target.finish_reason)
-                is_complete = decoded.target.finish_reason != "length"
-                if maps is None:
-                    translations.append(Translated(decoded.text, is_complete=is_complete))
-                    continue
-                words = maps.word_map(index, decoded.request, decoded.target, decoded.text, step)
-                sources = [(word.start, word.end) for word in words.source_words]
-                targets = [(word.start, word.end) for word in words.target_words]
-                translations.append(Translated(decoded.text, sources, targets, words.weights, is_complete))
-            return translations
-
-        await decoding.read(self._inputs, split=lambda: sentences)
-        outputs, usage, timings = await decoding.run(convert)
-        self._record.add(usage, timings, reasons)
-        return outputs
+    def _translated(self, source: str, output: GenerateOutput) -> Translated:
+        coverage = output.coverage if self._parameters.return_coverage else None
+        repair = None if output.repair is None else SentenceRepair(**vars(output.repair), source=source)
+        findings = SentenceFindings(coverage, repair) if coverage or repair else None
+        is_complete = output.finish_reason != "length"
+        if output.attention is None:
+            return Translated(output.text, is_complete=is_complete, findings=findings)
+        (weights,) = output.attention.maps
+        sources, targets = (
+            [word for word in words if word is not None]
+            for words in (output.attention.source_offsets, output.attention.target_offsets)
+        )
+        shape = weights.rows, weights.columns
+        return Translated(output.text, sources, targets, np.reshape(weights.data, shape), is_complete, findings)
 
 
 def _groups(indices: Sequence[int], sentences: Sequence[str], ranks: int) -> Iterator[list[int]]:

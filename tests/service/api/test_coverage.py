@@ -11,6 +11,7 @@ from tests.service.conftest import MakeBackend, Running, Start, with_coverage, w
 
 pytestmark = pytest.mark.anyio
 SOURCE, TARGET = "Hund x.", "a dogHund"
+PAIR = {"source": "en", "target": "de"}
 RELIABLE = Coverage(layer=0, head=1, auroc=0.95, insertions=100, threshold=0.3, untranslated=("x",))
 
 
@@ -166,6 +167,75 @@ async def test_whole_texts_have_the_coverage_of_their_sentences(start: Start, ma
             "unsupported_parameter",
             "parameters.return_coverage",
         )
+
+
+async def test_words_that_the_model_does_not_read_are_in_the_coverage(start: Start, make_backend: MakeBackend) -> None:
+    async with start(with_languages(with_coverage(make_backend(), RELIABLE), fake="en-de")) as running:
+        text = "a dog. \n\nHund {name} “x” a."
+        body = {"inputs": text, "parameters": {"return_coverage": True}}
+        (output,) = (await running.result("/v1/translate", body))["outputs"]
+        for side, whole in (("source", text), ("target", output["text"])):
+            words = output["coverage"][f"{side}_words"]
+            assert all(whole[word["start"] : word["end"]] == word["text"] for word in words)
+            assert [word["text"] for word in words].count("{name}") == 1
+            assert words == sorted(words, key=lambda word: word["start"])
+        sources = [word["text"] for word in output["coverage"]["source_words"]]
+        assert sources == ["a", "dog", ".", "Hund", "{name}", "“", "x", "”", "a", "."]
+
+
+async def test_every_service_of_translation_repairs_only_flagged_sentences(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    text, html = "# a dog\n\n\tHund {name}", "<p>a <b>dog</b> {name}</p>"
+    for threshold, is_flagged in ((0.0, False), (1.1, True)):
+        chosen = RELIABLE.model_copy(update={"threshold": threshold})
+        async with start(with_languages(with_coverage(make_backend(), chosen), fake="en-de")) as running:
+            for body in ({"inputs": text}, {"inputs": html, "markup": "html"}):
+                (plain,) = (await running.result("/v1/translate", body))["outputs"]
+                result = await running.result("/v1/translate", {**body, "parameters": {"repair": True}})
+                (found,) = result["outputs"]
+                assert all(
+                    found["text"].count(part) == body["inputs"].count(part) for part in ("{name}", "<b>", "</b>")
+                )
+                assert found["coverage"] is None and bool(found["repairs"]) == is_flagged
+                assert all(repair["num_omitted"] and repair["text"] for repair in found["repairs"])
+                assert is_flagged or found == plain
+                libre = {"q": [body["inputs"]], **PAIR, "format": body.get("markup", "text"), "repair": True}
+                translated = await running.result("/translate", libre)
+                assert translated == {"translatedText": [found["text"]], "repairs": [found["repairs"]]}
+            sources = [repair["source"] for repair in found["repairs"]]
+            assert sources == ["a dog Peter"] * is_flagged
+            fields = {"source_language": "en", "target_language": "de", "repair": "true"}
+            file = {"file": ("a.html", html.encode())}
+            response = await running.client.post("/v1/translate", data=fields, files=file)
+            assert response.content.decode().strip() == found["text"]
+            assert response.headers["x-sightline-repaired"] == str(int(is_flagged))
+
+
+async def test_repairs_of_two_models_are_those_of_both(start: Start, make_backend: MakeBackend) -> None:
+    backend = with_languages(make_backend("a", "b"), a="de-en", b="en-fr")
+    chosen = RELIABLE.model_copy(update={"threshold": 1.1})
+    backend.manifests = tuple(one.model_copy(update={"coverage": chosen}) for one in backend.manifests)
+    async with start(backend) as running:
+        languages = {"source_language": "de", "target_language": "fr", "repair": True}
+        (output,) = (await running.result("/v1/translate", {"inputs": "Hund x.", "parameters": languages}))["outputs"]
+        first, *others = [repair["source"] for repair in output["repairs"]]
+        assert first == "Hund x." and others
+        both = {"inputs": "Hund x.", "parameters": {**languages, "return_coverage": True}}
+        assert await running.error("/v1/translate", both) == (
+            422,
+            "unsupported_parameter",
+            "parameters.return_coverage",
+        )
+
+
+async def test_a_repair_that_is_impossible_names_its_field(start: Start, make_backend: MakeBackend) -> None:
+    async with start(with_languages(with_coverage(make_backend(), None), fake="en-de")) as running:
+        body = {"inputs": "a dog", "parameters": {"repair": True}}
+        assert await running.error("/v1/translate", body) == (422, "unsupported_parameter", "parameters.repair")
+        libre = {"q": "a dog", **PAIR, "repair": True, "alternatives": 1}
+        message = (await running.post("/translate", libre)).json()["error"]
+        assert message.startswith("repair cannot be combined with alternatives; leave out one of them.")
 
 
 async def test_the_sentences_of_an_input_share_a_coverage_of_the_whole(start: Start, make_backend: MakeBackend) -> None:
