@@ -19,7 +19,7 @@ from lab.bench.report import table
 from lab.study.bleu import interval, resamples
 from lab.study.planting import Case, Pair, deleted, inserted, joined, judged, left_out, made_up, negated
 from lab.study.runs import SOURCE, TARGET
-from lab.study.served import INPUTS_PER_CALL, Served, served_translators
+from lab.study.served import Served, served_translators
 from lab.study.step import add_keep, keep_last_rows
 from lab.study.tags import FUNCTION_WORDS
 from lab.study.terms import dictionary
@@ -93,19 +93,11 @@ class Study:
 
     def _generate(self, inputs: Sequence[str], **changes: Any) -> list[Any]:
         parameters = {"split_sentences": False, "return_coverage": True, **changes}
-        return self._post(GENERATE, [{"inputs": text, "parameters": parameters} for text in inputs])
-
-    def _post(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Return the output of each of many calls with one input."""
-        outputs = list[Any]()
-        for start in range(0, len(bodies), INPUTS_PER_CALL):
-            named = [{"model": self._model, **body} for body in bodies[start : start + INPUTS_PER_CALL]]
-            outputs += [response["outputs"][0] for response in self._served.post(path, *named)]
-        return outputs
+        return self._served.outputs(GENERATE, {"model": self._model, "parameters": parameters}, inputs)
 
     def _score(self, cases: Sequence[Case]) -> list[Any]:
-        bodies = [{"inputs": case.source, "targets": case.target, "return_coverage": True} for case in cases]
-        return self._post("/v1/score", bodies)
+        body, targets = {"model": self._model, "return_coverage": True}, [case.target for case in cases]
+        return self._served.outputs("/v1/score", body, [case.source for case in cases], targets=targets)
 
     def rows(self, nouns: set[str]) -> Iterator[Row]:
         """Yield a row for each set of errors and each kind of words, and the gain of repairs."""
@@ -179,12 +171,9 @@ class Study:
                 end = spans[len(spans) // 2][1]
                 halves.append((source, target[:end], target[end:]))
         cut = self._score([Case(0, source, first, ()) for source, first, _ in halves])
-        parameters = {"split_sentences": False, "min_new_tokens": MIN_TAIL}
-        bodies = [
-            {"inputs": source, "parameters": {**parameters, "target_prefix": first}} for source, first, _ in halves
-        ]
         lost, restored = Counter[str](), Counter[str]()
-        for (_, first, second), output in zip(halves, self._post(GENERATE, bodies), strict=True):
+        for source, first, second in halves:
+            (output,) = self._generate([source], min_new_tokens=MIN_TAIL, target_prefix=first)
             lost.update(words_in(second))
             restored.update(Counter(words_in(second)) & Counter(words_in(output["text"][len(first) :])))
         marked, marked_cut = (
