@@ -342,6 +342,13 @@ class GenerateParameters(TextParameters):
             "that came too early, or sentence by sentence. The others stay as they are."
         ),
     ] = False
+    confirm_omissions: Annotated[
+        bool,
+        Field(
+            description="Look at each word that the text seems to omit once more, without it: fewer marks, of which "
+            "more are right. With return_coverage or repair."
+        ),
+    ] = False
     split_sentences: Annotated[
         bool | None,
         Field(

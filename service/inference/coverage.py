@@ -148,7 +148,7 @@ class CoverageReader:
         self._count = call.service.metrics.for_model(model.name).on_coverage
         self._layer, self._head, self._untranslated = chosen.layer, chosen.head, frozenset(chosen.untranslated)
         self.parts = {"cross": MapPart((chosen.layer,), (chosen.head,))}
-        self._sources: Sequence[Sequence[Word]] = ()  # words of each input
+        self.sources: Sequence[Sequence[Word]] = ()  # words of each input
 
     async def read_words(
         self, call: Call, inputs: AnyInputs, sources: Sequence[Ids], num_added: tuple[int, int]
@@ -162,7 +162,7 @@ class CoverageReader:
             pairs = zip(inputs.texts, sources, strict=True)
             return [words_of(text, _offsets(tokenizer, source, text, num_added)) for text, source in pairs]
 
-        self._sources = await call.tokenize(run, inputs.texts)
+        self.sources = await call.tokenize(run, inputs.texts)
 
     def bytes_per_token(self, sources: Sequence[Ids]) -> int:
         """Return the memory of a target token: its weights, and its word in the response."""
@@ -173,7 +173,7 @@ class CoverageReader:
 
         The text is that of the target, or the one that was given for it.
         """
-        maps, words = target.attention["cross"], self._sources[index]
+        maps, words = target.attention["cross"], self.sources[index]
         weights = maps[0, 0] if "cross" in request.map_parts else maps[self._layer, self._head]
         values = coverage_of(weights, [word.tokens for word in words]).tolist()
         sources = list[CoveredWord]()

@@ -8,12 +8,11 @@ from typing import Any
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import UploadedFile
 from sightline.service.inference.admission import ResponseReservation
-from sightline.service.inference.call import Call
+from sightline.service.inference.call import Call, UsageRecord
 from sightline.service.inference.document_store import MAX_AGE_S
 from sightline.service.inference.routing import load_steps, routes_of
 from sightline.service.inference.translation import (
     NO_TERMS,
-    UsageRecord,
     missing_library,
     num_repaired,
     translate_marked,

@@ -222,7 +222,7 @@ def check_parameters(
 ) -> None:
     """Check the combination of parameters, and their values against a model's limits."""
     check_combination(parameters, num_inputs, stream=stream)
-    if parameters.return_coverage or parameters.repair:  # the usual call enters one function less
+    if parameters.return_coverage or parameters.repair or parameters.confirm_omissions:  # seldom
         _check_coverage(parameters, stream=stream)
     if parameters.split_sentences:
         _check_split_sentences(model, parameters, stream=stream)
@@ -247,6 +247,9 @@ def check_parameters(
 
 
 def _check_coverage(parameters: GenerateParameters, *, stream: bool) -> None:
+    if not (parameters.return_coverage or parameters.repair):
+        message = "{confirm_omissions} needs {return_coverage} or {repair}; set one of them to true, or leave it out."
+        raise ApiError("invalid_parameter", message, field="confirm_omissions")
     for field in ("return_coverage", "repair"):
         if stream and getattr(parameters, field):
             message = f"A stream has no {{{field}}}; leave it out, or do not stream."

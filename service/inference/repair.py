@@ -13,8 +13,10 @@ from sightline.base.bundle import MAX_BEAMS
 from sightline.base.text.sentences import split_sentences
 from sightline.base.text.words import is_name
 from sightline.service.body_fields import Texts
+from sightline.service.inference.call import UsageRecord
+from sightline.service.inference.confirmation import finish_confirmed
 from sightline.service.inference.coverage import Repair, RepairMethod
-from sightline.service.inference.generate import Decoding, GenerateOutput, GenerateResult, finish
+from sightline.service.inference.generate import Decoding, GenerateOutput, GenerateResult
 from sightline.service.parameters import GenerateParameters
 
 OMISSION_COST = 0.4  # of one word, in the mean log-probability of a token
@@ -56,7 +58,7 @@ async def repaired(
         else:
             again = begin(changed)
             await again.read(Texts(inputs.texts[:1]), split=lambda: inputs.texts)  # they are no inputs of the call
-            found = await finish(again)
+            found = await finish_confirmed(again, inputs.texts)
         results.append(found)
         for output in found.outputs:
             candidates[indices[output.index]].append((method, replace(output, rank=0, index=indices[output.index])))
@@ -72,18 +74,10 @@ async def repaired(
     if len(results) == 1:
         return result
     outputs = [_chosen(candidates[output.index]) if output.index in candidates else output for output in result.outputs]
-    usages = [found.usage for found in results]
-    usage = replace(
-        result.usage,
-        input_tokens=sum(one.input_tokens for one in usages),
-        output_tokens=sum(one.output_tokens for one in usages),
-    )
-    timings = replace(
-        call.timings([]),
-        **{name: sum(getattr(one.timings_ms, name) for one in results) for name in ("queue", "encode", "decode")},
-    )
-    reasons = [output.finish_reason for output in outputs]
-    call.record_usage(decoding.model, timings, usage.input_tokens, usage.output_tokens, reasons)
+    record, reasons = UsageRecord(call), [output.finish_reason for output in outputs]
+    for found in results:
+        record.add(found.usage, found.timings_ms, reasons if found is result else ())
+    usage, timings = record.write(decoding.model)
     return replace(result, outputs=outputs, usage=usage, timings_ms=timings)
 
 

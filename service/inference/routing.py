@@ -8,7 +8,7 @@ from typing import Any
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.inference import glossaries
-from sightline.service.inference.call import Call
+from sightline.service.inference.call import Call, UsageRecord
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.language_choice import Translators, fitting_translators, translators
 from sightline.service.inference.results import TimingsMs, Usage
@@ -17,7 +17,6 @@ from sightline.service.inference.translation import (
     DetectedLanguage,
     TranslateOutput,
     TranslationStep,
-    UsageRecord,
     translate_documents,
 )
 from sightline.translation.detection import detect_languages

@@ -10,6 +10,7 @@ from sightline.base.text.sentences import ONE_SENTENCE, SplitText, split_sentenc
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import OnEmpty, Texts
 from sightline.service.inference.call import AnyInputs, Call, too_many_sequences
+from sightline.service.inference.confirmation import finish_confirmed
 from sightline.service.inference.coverage import joined_coverage
 from sightline.service.inference.generate import (
     Decoding,
@@ -71,16 +72,19 @@ async def generate_texts(
             parameters = parameters.model_copy(update={"target_prefix": prefix.select(indices)})
     decoding = begin(call, model, parameters)
     split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole)
-    result = await finish(decoding)
-    if parameters.repair:
+    if not (parameters.repair or parameters.confirm_omissions):
+        result = await finish(decoding)
+    else:
         assert isinstance(inputs, Texts)
         sentences = [
             sentence
             for text, split_text in zip(inputs.texts, split_texts, strict=True)
             for sentence in ([text] if split_text is WHOLE else split_text.sentences)
         ]
-        again = partial(begin, call, model), partial(generate_texts, call, model)
-        result = await repaired(decoding, sentences, result, *again)
+        result = await finish_confirmed(decoding, sentences)
+        if parameters.repair:
+            again = partial(begin, call, model), partial(generate_texts, call, model)
+            result = await repaired(decoding, sentences, result, *again)
     if call.warnings:
         result = DoubtfulResult(**vars(result), warnings=list(call.warnings.values()))
     if split_texts[0] is not WHOLE:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Annotated, NamedTuple
@@ -14,13 +14,14 @@ from sightline.base.bundle import MAX_BEAMS
 from sightline.base.text.words import Span
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
-from sightline.service.inference.call import Call
+from sightline.service.inference.call import Call, UsageRecord
+from sightline.service.inference.confirmation import finish_confirmed
 from sightline.service.inference.coverage import SentenceRepair, TextCoverage, joined_coverage, reader_for
-from sightline.service.inference.generate import Decoding, GenerateOutput, check_parameters, finish
+from sightline.service.inference.generate import Decoding, GenerateOutput, check_parameters
 from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.maps import MapWriter
 from sightline.service.inference.repair import repaired
-from sightline.service.inference.results import MAX_NUMBERS, TimingsMs, Usage
+from sightline.service.inference.results import MAX_NUMBERS
 from sightline.service.inference.sentence_splitting import check_number
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import DEFAULT_NEW_TOKENS, AttentionSelection, GenerateParameters
@@ -96,7 +97,7 @@ async def translate_marked(
     call: Call,
     steps: Sequence[TranslationStep],
     texts: Sequence[MarkedText],
-    record: "UsageRecord",
+    record: UsageRecord,
     glossary: Mapping[str, str] = NO_TERMS,
 ) -> list[list[TranslatedText]]:
     """Translate texts with their marks, by one model after the other.
@@ -127,7 +128,7 @@ async def translate_documents(
     steps: Sequence[TranslationStep],
     inputs: Texts,
     markup: Tags | None,
-    record: "UsageRecord",
+    record: UsageRecord,
     glossary: Mapping[str, str] = NO_TERMS,
 ) -> list[list[TranslateOutput]]:
     """Translate texts with or without markup.
@@ -213,29 +214,6 @@ class SentenceFindings(NamedTuple):
         return SentenceFindings(self.coverage and self.coverage.placed(source, target), self.repair)
 
 
-class UsageRecord:
-    """The tokens of all sentences of a call, its durations, and how each translation ended."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._usage, self._timings, self._reasons = Usage(0, 0), list[TimingsMs](), list[str]()
-
-    def add(self, usage: Usage, timings: TimingsMs, reasons: Sequence[str]) -> None:
-        self._usage = Usage(
-            self._usage.input_tokens + usage.input_tokens, self._usage.output_tokens + usage.output_tokens
-        )
-        self._timings.append(timings)
-        self._reasons += reasons
-
-    def write(self, model: ServedModel) -> tuple[Usage, TimingsMs]:
-        """Record and return the tokens and the durations; `model` is the last one."""
-        sums = {name: sum(getattr(part, name) for part in self._timings) for name in ("queue", "encode", "decode")}
-        timings = replace(self._call.timings([]), **{name: round(value, 3) for name, value in sums.items()})
-        usage = self._usage
-        self._call.record_usage(model, timings, usage.input_tokens, usage.output_tokens, self._reasons)
-        return usage, timings
-
-
 class SentenceTranslator:
     """Translates the sentences of a call; the `Engine` of `sightline.translation`."""
 
@@ -288,7 +266,7 @@ class SentenceTranslator:
         begin = partial(self._begin, has_maps=has_maps)
         decoding = begin(self._parameters)
         await decoding.read(self._inputs, split=lambda: sentences)
-        result = await finish(decoding)
+        result = await finish_confirmed(decoding, sentences)
         if self._parameters.repair:
             result = await repaired(decoding, sentences, result, begin)
         self._record.add(result.usage, result.timings_ms, [output.finish_reason for output in result.outputs])

@@ -14,11 +14,11 @@ from tqdm import tqdm
 from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError, UsageError, fail
 from sightline.commands.output import Progress
 from sightline.service.api_errors import ApiError
-from sightline.service.inference.call import Call
+from sightline.service.inference.call import Call, UsageRecord
 from sightline.service.inference.documents import sample_of
 from sightline.service.inference.routing import AUTO, load_steps, routes_of
 from sightline.service.inference.service import Service
-from sightline.service.inference.translation import TranslationStep, UsageRecord, num_repaired, translate_marked
+from sightline.service.inference.translation import TranslationStep, num_repaired, translate_marked
 from sightline.service.settings import Settings
 from sightline.translation.files.document import MAX_BYTES, Document, DocumentError, groups_of
 from sightline.translation.files.kinds import KINDS, read_document

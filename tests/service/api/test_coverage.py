@@ -7,10 +7,12 @@ import pytest
 
 from sightline.base.bundle import Coverage
 from sightline.base.text.words import words_of
+from sightline.service.inference import confirmation
 from tests.service.conftest import MakeBackend, Running, Start, with_coverage, with_languages
 
 pytestmark = pytest.mark.anyio
 SOURCE, TARGET = "Hund x.", "a dogHund"
+CONFIRMS = {"confirm_omissions": True}
 PAIR = {"source": "en", "target": "de"}
 RELIABLE = Coverage(layer=0, head=1, auroc=0.95, insertions=100, threshold=0.3, untranslated=("x",))
 
@@ -105,6 +107,7 @@ async def test_conflicting_parameters_are_rejected(covering: Running) -> None:
     for parameters, stream, message in (
         ({"return_coverage": True}, True, "A stream has no parameters.return_coverage; leave it out, or do not"),
         ({"repair": True}, True, "A stream has no parameters.repair; leave it out, or do not stream."),
+        (CONFIRMS, False, "parameters.confirm_omissions needs parameters.return_coverage or parameters.repair; set"),
         ({"repair": True, "stop": "x"}, False, "parameters.repair cannot be combined with parameters.stop; leave"),
         ({"repair": True, "do_sample": True}, False, "parameters.repair cannot be combined with parameters.do_sample"),
     ):
@@ -138,6 +141,42 @@ async def test_only_flagged_texts_are_repaired(start: Start, make_backend: MakeB
                     assert {**other, "coverage": None} == one
             more = found["usage"]["output_tokens"] > plain["usage"]["output_tokens"]
             assert more == is_flagged
+
+
+async def test_marks_are_confirmed_if_the_target_is_more_probable_without_the_word(
+    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, source = RELIABLE.model_copy(update={"threshold": 1.1, "untranslated": ()}), "Hund x a dog."
+    async with start(with_coverage(make_backend(), chosen)) as running:
+        pair = {"inputs": source, "targets": TARGET}
+        (whole,) = (await running.result("/v1/score", pair))["outputs"]
+        (maps,) = (await running.result("/v1/attention", {**pair, "kinds": ["cross"]}))["outputs"]
+        spans = [None if span is None else (span[0], span[1]) for span in maps["source_offsets"]]
+        gains = []
+        for word in words_of(source, spans):
+            (hidden,) = (await running.result("/v1/score", {**pair, "hidden_source_tokens": word.tokens}))["outputs"]
+            gains.append(hidden["score"] - whole["score"])
+        least = float(np.median(gains[:4])) - 1e-4  # of words that are no marks
+        monkeypatch.setattr(confirmation, "MIN_GAIN", least)
+        expected = [gain >= least for gain in gains[:4]] + [False]
+        coverages = []
+        for confirms in (False, True):
+            body = {**pair, "return_coverage": True, "confirm_omissions": confirms}
+            coverages.append((await running.result("/v1/score", body))["outputs"][0]["coverage"])
+        first, second = ([word.pop("omitted") for word in each["source_words"]] for each in coverages)
+        assert first == [True] * 4 + [False] and second == expected and {*expected[:4]} == {True, False}
+        assert coverages[0] == coverages[1]
+
+
+async def test_generated_texts_and_their_repairs_are_confirmed(covering: Running) -> None:
+    for parameters in ({"return_coverage": True}, {"repair": True}):
+        body: dict[str, Any] = {"inputs": [SOURCE, "a dog"], "parameters": {**parameters, "max_new_tokens": 6}}
+        plain = await covering.result("/v1/generate", body)
+        found = await covering.result("/v1/generate", {**body, "parameters": {**body["parameters"], **CONFIRMS}})
+        for one, other in zip(plain["outputs"], found["outputs"], strict=True):
+            marks = [[word["omitted"] for word in each["coverage"]["source_words"]] for each in (one, other)]
+            assert all(mark >= later for mark, later in zip(*marks, strict=True)) or parameters == {"repair": True}
+        assert found["usage"]["input_tokens"] >= plain["usage"]["input_tokens"]
 
 
 async def test_align_returns_the_weights_behind_the_links(covering: Running) -> None:
