@@ -271,10 +271,9 @@ def tables(result: Result) -> Mapping[str, str]:
                 f"rose from {before:.1f} to {after:.1f}: {gain}. {row['changed_others']} other outputs changed."
             )
         elif row["set"] == "marks":
-            names = "marked", "confirmed", "marked_cut", "restored"
-            marked, confirmed, cut, restored = (f"{100 * row[name]:.1f} %" for name in names)
-            text = f"{marked} of all outputs of {model} have a mark, {confirmed} with `confirm_omissions`, and {cut} "
-            text += "of those cut to a half."
+            marked, cut, restored = (f"{100 * row[name]:.1f} %" for name in ("marked", "marked_cut", "restored"))
+            confirmed = f" ({100 * row['confirmed']:.1f} % a confirmed one)" if "confirmed" in row else ""
+            text = f"{marked} of all outputs of {model} have a mark{confirmed}, and {cut} of those cut to a half."
             sentences.append(f"{text} A continuation restores {restored} of the words that were cut.")
         else:
             ends = "{:.3f} [{:.3f}, {:.3f}]".format(*row["auroc"]) if row["auroc"] else ""

@@ -20,7 +20,7 @@ ENCODER_KINDS = ("encoder", "encoder_slots")
 STEP_KINDS = ("cross", "decoder")
 # Maps of one decoder step that are not copied: all rows that record them keep the whole array, of
 # which the heads, layers and columns are extracted when the map is read.
-SHARED_BYTES = 32 * 1024
+SHARED_BYTES = 64 * 1024
 # Maps of one decoder step, (B, H, L, columns), the index of one row of its batch in them, and the
 # heads and layers that the map has of them.
 StepMap = tuple[Maps, int, MapPart | None]
@@ -110,10 +110,9 @@ class MapRecorder(Mapping[str, Maps]):
             # A prompt token attends to itself and to the tokens before it.
             prompt = chain.from_iterable(block.transpose(2, 0, 1, 3) for block in self.prompt_blocks)
             rows += [row[:, :, : index + 1] for index, row in enumerate(prompt)][:-1]  # the first step has the last
-        columns = self._columns(kind, 0)
         for number, (block, index, part) in enumerate(self.steps[kind]):
-            row = block[index] if part is None else block[index][part.heads_and_layers]
-            rows.append(row[..., : columns if kind == "cross" else columns + number])
+            chosen = (slice(None), slice(None)) if part is None else part.heads_and_layers
+            rows.append(block[(index, *chosen, slice(self._columns(kind, number)))])
         if kind == "cross":
             stacked = np.array(rows, np.float32)
         else:

@@ -20,51 +20,47 @@ from sightline.service.parameters import NEUTRAL
 MIN_GAIN = 0.45  # of the log-probability of a target, if a word that it omits is hidden
 
 
-async def finish_confirmed(decoding: Decoding, texts: Sequence[str]) -> GenerateResult:
-    """Generate from the texts that a decoding has read, and confirm their marks on request."""
+async def finish_confirmed(decoding: Decoding) -> GenerateResult:
+    """Generate the texts of a decoding, and confirm their marks if that is requested."""
     result = await finish(decoding)
     if not decoding.parameters.confirm_omissions:
         return result
-    pairs = [(texts[output.index], output.text) for output in result.outputs]
-    outputs, usage, timings = await confirmed(decoding, pairs, result.outputs, result.usage, result.timings_ms)
+    targets = [output.text for output in result.outputs]
+    outputs, usage, timings = await confirmed(decoding, targets, result.outputs, result.usage, result.timings_ms)
     return replace(result, outputs=outputs, usage=usage, timings_ms=timings)
 
 
 async def confirmed(
-    decoding: Decoding, pairs: Sequence[tuple[str, str]], outputs: Sequence[Any], usage: Usage, timings: TimingsMs
+    decoding: Decoding, targets: Sequence[str], outputs: Sequence[Any], usage: Usage, timings: TimingsMs
 ) -> tuple[list[Any], Usage, TimingsMs]:
     """Return the outputs of a decoding, whose `coverage` has only marks that are confirmed.
 
-    Each output has a source and a target. The tokens and durations of the second look are added.
+    Each has a target. The tokens and durations of the second look are added to those of the first.
     """
     call, model, reader = decoding.call, decoding.model, decoding.coverage
     assert reader is not None, "it has computed the coverage"
     if reason := reason_against_hiding(model.manifest):
         message = f"{{confirm_omissions}} is not supported by {model.name}: {reason}."
         raise ApiError("unsupported_parameter", message, field="confirm_omissions")
-    record = UsageRecord(call)
-    record.add(usage, timings, call.details["finish_reasons"])
-    rows = list[tuple[tuple[str, str], tuple[int, ...]]]()  # with hidden tokens; the first of an output has none
-    for pair, output in zip(pairs, outputs, strict=True):
+    rows = list[tuple[str, str, tuple[int, ...]]]()  # texts and hidden tokens; the first row of a pair has none
+    for target, output in zip(targets, outputs, strict=True):
         words = zip(output.coverage.source_words, reader.sources[output.index], strict=True)
         hidden = [word.tokens for covered, word in words if covered["omitted"]]
-        rows += [(pair, tokens) for tokens in ((), *hidden) if hidden]
-    scores = list[float]()
-    if rows:
-        again, sources = Decoding(call, model, NEUTRAL, decoding.languages), [source for (source, _), _ in rows]
-        targets = Texts(tuple(target for (_, target), _ in rows))
-        await again.read(Texts((sources[0],)), targets, split=lambda: sources)  # they are no inputs of the call
-        again.requests = [
-            replace(request, hidden_source_tokens=tokens)
-            for (_, tokens), request in zip(rows, again.requests, strict=True)
-        ]
-        scores, usage, timings = await again.run(
-            lambda _, result: sum(token.logprob for token in result.targets[0].tokens)
-        )
-        record.add(usage, timings, ())
+        rows += [(reader.texts[output.index], target, tokens) for tokens in ((), *hidden) if hidden]
+    if not rows:
+        return list(outputs), usage, timings
+    record, again = UsageRecord(call), Decoding(call, model, NEUTRAL, decoding.languages)
+    record.add(usage, timings, call.details["finish_reasons"])
+    sources, repeated, tokens_of = zip(*rows, strict=True)
+    await again.read(Texts(sources[:1]), Texts(repeated), split=lambda: sources)  # they are no inputs of the call
+    again.requests = [
+        replace(request, hidden_source_tokens=tokens) for tokens, request in zip(tokens_of, again.requests, strict=True)
+    ]
+    scores, usage, timings = await again.run(lambda _, result: sum(token.logprob for token in result.targets[0].tokens))
+    record.add(usage, timings, ())
     remaining = iter(scores)
-    confirmed = [replace(output, coverage=_with_marks(output.coverage, remaining)) for output in outputs]
-    return confirmed, *record.write(model)
+    marked = [replace(output, coverage=_with_marks(output.coverage, remaining)) for output in outputs]
+    return marked, *record.write(model)
 
 
 def _with_marks(coverage: TextCoverage, scores: Iterator[float]) -> TextCoverage:

@@ -18,7 +18,6 @@ from sightline.service.inference.call import AnyInputs, Call, Ids
 from sightline.service.inference.maps import read_source, within
 from sightline.service.inference.results import FLOAT_BYTES
 from sightline.service.inference.service import ServedModel
-from sightline.service.parameters import GenerateParameters
 from sightline.translation.alignment import Characters
 
 DOUBTFUL_LOGPROB = math.log(0.1)  # of all tokens of a target word
@@ -148,7 +147,8 @@ class CoverageReader:
         self._count = call.service.metrics.for_model(model.name).on_coverage
         self._layer, self._head, self._untranslated = chosen.layer, chosen.head, frozenset(chosen.untranslated)
         self.parts = {"cross": MapPart((chosen.layer,), (chosen.head,))}
-        self.sources: Sequence[Sequence[Word]] = ()  # words of each input
+        self.texts: Sequence[str] = ()  # that were read, with their words
+        self.sources: Sequence[Sequence[Word]] = ()
 
     async def read_words(
         self, call: Call, inputs: AnyInputs, sources: Sequence[Ids], num_added: tuple[int, int]
@@ -162,7 +162,7 @@ class CoverageReader:
             pairs = zip(inputs.texts, sources, strict=True)
             return [words_of(text, _offsets(tokenizer, source, text, num_added)) for text, source in pairs]
 
-        self.sources = await call.tokenize(run, inputs.texts)
+        self.texts, self.sources = inputs.texts, await call.tokenize(run, inputs.texts)
 
     def bytes_per_token(self, sources: Sequence[Ids]) -> int:
         """Return the memory of a target token: its weights, and its word in the response."""
@@ -199,13 +199,6 @@ class CoverageReader:
             logprob = sum([tokens[token].logprob for token in word.tokens])
             start, end, is_doubtful = word.start, word.end, logprob < DOUBTFUL_LOGPROB
             yield {"text": word.text, "start": start, "end": end, "logprob": logprob, "doubtful": is_doubtful}
-
-
-def reader_for(call: Call, model: ServedModel, parameters: GenerateParameters) -> CoverageReader | None:
-    """Return the reader that a generation needs, if it needs one."""
-    if not parameters.repair:
-        return CoverageReader(call, model) if parameters.return_coverage else None
-    return CoverageReader(call, model, "repair")
 
 
 def _offsets(tokenizer: TextTokenizer, ids: Sequence[int], text: str, num_added: tuple[int, int] = (0, 0)) -> Offsets:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from sightline.base.bundle import MAX_BEAMS, Manifest
+from sightline.base.bundle import MAX_BEAMS, AlignmentStep, Manifest
 from sightline.base.text.prompt import ChatTemplateError, Dialogue, Prompt, raw_prompt
 from sightline.base.text.stream import TextStream
 from sightline.base.text.tokenizer import TextTokenizer
@@ -32,7 +32,7 @@ from sightline.service.inference.call import (
     check_ids,
     tokenize_within_limits,
 )
-from sightline.service.inference.coverage import CoverageReader, Repair, TextCoverage, reader_for
+from sightline.service.inference.coverage import CoverageReader, Repair, TextCoverage
 from sightline.service.inference.language_choice import NO_LANGUAGES, LanguageChoice, choose_languages
 from sightline.service.inference.maps import MapWriter, TargetAttention, resolve_indices
 from sightline.service.inference.results import (
@@ -165,16 +165,23 @@ def parameters_for(
     )
 
 
-def begin(call: Call, model: ServedModel, parameters: GenerateParameters) -> "Decoding":
-    """Create the decoding of a generation, whose parameters were checked."""
+def begin(
+    call: Call, model: ServedModel, parameters: GenerateParameters, *, step: AlignmentStep = "writes"
+) -> "Decoding":
+    """Create the decoding of a generation, whose parameters were checked.
+
+    For `step`, see `MapWriter`.
+    """
     call.parameters = parameters
     languages, named = NO_LANGUAGES, (parameters.source_language, parameters.target_language)
     if model.manifest.languages is not None or named != (None, None):
         languages = choose_languages(model, *named)
     maps, selection = None, parameters.return_attention
-    coverage = reader_for(call, model, parameters)
+    coverage = None
+    if parameters.return_coverage or parameters.repair:
+        coverage = CoverageReader(call, model, "repair" if parameters.repair else "return_coverage")
     if selection:
-        maps = MapWriter(call, model, selection, records_all=coverage is not None)
+        maps = MapWriter(call, model, selection, records_all=coverage is not None, step=step)
     num_samples = parameters.num_return_sequences if parameters.do_sample else 1
     return Decoding(call, model, parameters, languages, maps, coverage, num_samples)
 

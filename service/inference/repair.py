@@ -26,20 +26,18 @@ Generate = Callable[[Texts, GenerateParameters], Awaitable[GenerateResult]]
 
 
 async def repaired(
-    decoding: Decoding,
-    texts: Sequence[str],
-    result: GenerateResult,
-    begin: Begin,
-    split: Generate | None = None,
+    decoding: Decoding, result: GenerateResult, begin: Begin, split: Generate | None = None
 ) -> GenerateResult:
     """Return the result with better outputs in place of those that omit words.
 
-    `texts` are those that the decoding has read, each of which has one output. `begin` makes
-    decodings with other parameters. `split` generates from texts of several sentences, if some may
-    have several. Of several outputs of a text, that with the best mean log-probability, less a cost
-    for each omitted word, is returned.
+    Each text that the decoding has read has one output. `begin` makes decodings with other
+    parameters. `split` generates from texts of several sentences, if some may have several. Of
+    several outputs of a text, that with the best mean log-probability, less a cost for each omitted
+    word, is returned.
     """
     call, parameters = decoding.call, decoding.parameters
+    assert decoding.coverage is not None, "it has computed the coverage"
+    texts = decoding.coverage.texts
     candidates: dict[int, list[tuple[RepairMethod, GenerateOutput]]] = {
         output.index: [("none", output)]
         for output in result.outputs
@@ -58,7 +56,7 @@ async def repaired(
         else:
             again = begin(changed)
             await again.read(Texts(inputs.texts[:1]), split=lambda: inputs.texts)  # they are no inputs of the call
-            found = await finish_confirmed(again, inputs.texts)
+            found = await finish_confirmed(again)
         results.append(found)
         for output in found.outputs:
             candidates[indices[output.index]].append((method, replace(output, rank=0, index=indices[output.index])))

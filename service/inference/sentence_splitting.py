@@ -23,7 +23,6 @@ from sightline.service.inference.generate import (
     SplitOutput,
     begin,
     check_parameters,
-    finish,
     usage_for,
 )
 from sightline.service.inference.repair import repaired
@@ -72,19 +71,10 @@ async def generate_texts(
             parameters = parameters.model_copy(update={"target_prefix": prefix.select(indices)})
     decoding = begin(call, model, parameters)
     split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole)
-    if not (parameters.repair or parameters.confirm_omissions):
-        result = await finish(decoding)
-    else:
-        assert isinstance(inputs, Texts)
-        sentences = [
-            sentence
-            for text, split_text in zip(inputs.texts, split_texts, strict=True)
-            for sentence in ([text] if split_text is WHOLE else split_text.sentences)
-        ]
-        result = await finish_confirmed(decoding, sentences)
-        if parameters.repair:
-            again = partial(begin, call, model), partial(generate_texts, call, model)
-            result = await repaired(decoding, sentences, result, *again)
+    result = await finish_confirmed(decoding)
+    if parameters.repair:
+        again = partial(begin, call, model), partial(generate_texts, call, model)
+        result = await repaired(decoding, result, *again)
     if call.warnings:
         result = DoubtfulResult(**vars(result), warnings=list(call.warnings.values()))
     if split_texts[0] is not WHOLE:

@@ -16,10 +16,9 @@ from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.inference.call import Call, UsageRecord
 from sightline.service.inference.confirmation import finish_confirmed
-from sightline.service.inference.coverage import SentenceRepair, TextCoverage, joined_coverage, reader_for
-from sightline.service.inference.generate import Decoding, GenerateOutput, check_parameters
+from sightline.service.inference.coverage import SentenceRepair, TextCoverage, joined_coverage
+from sightline.service.inference.generate import GenerateOutput, begin, check_parameters
 from sightline.service.inference.language_choice import choose_languages
-from sightline.service.inference.maps import MapWriter
 from sightline.service.inference.repair import repaired
 from sightline.service.inference.results import MAX_NUMBERS
 from sightline.service.inference.sentence_splitting import check_number
@@ -263,28 +262,24 @@ class SentenceTranslator:
         return [results[index] for index in range(len(sentences))]
 
     async def _run(self, sentences: Sequence[str], *, has_maps: bool) -> list[list[Translated]]:
-        begin = partial(self._begin, has_maps=has_maps)
-        decoding = begin(self._parameters)
+        again, parameters = partial(begin, self._call, self._model), self._parameters
+        if has_maps:
+            step, layer, heads = self._model.manifest.alignment_heads
+            selection = AttentionSelection(
+                kinds=["cross"], layers=[layer], heads=list(heads), reduce="mean", units="words"
+            )
+            again = partial(again, step=step)
+            parameters = parameters.model_copy(update={"return_attention": selection})
+        decoding = again(parameters)
         await decoding.read(self._inputs, split=lambda: sentences)
-        result = await finish_confirmed(decoding, sentences)
-        if self._parameters.repair:
-            result = await repaired(decoding, sentences, result, begin)
+        result = await finish_confirmed(decoding)
+        if parameters.repair:
+            result = await repaired(decoding, result, again)
         self._record.add(result.usage, result.timings_ms, [output.finish_reason for output in result.outputs])
         translations: list[list[Translated]] = [[] for _ in sentences]
         for output in result.outputs:
             translations[output.index].append(self._translated(sentences[output.index], output))
         return translations
-
-    def _begin(self, parameters: GenerateParameters, *, has_maps: bool) -> Decoding:
-        call, model, maps = self._call, self._model, None
-        reader = reader_for(call, model, parameters)
-        if has_maps:
-            step, layer, heads = model.manifest.alignment_heads
-            selection = AttentionSelection(
-                kinds=["cross"], layers=[layer], heads=list(heads), reduce="mean", units="words"
-            )
-            maps = MapWriter(call, model, selection, records_all=reader is not None, step=step)
-        return Decoding(call, model, parameters, self._languages, maps, reader)
 
     def _translated(self, source: str, output: GenerateOutput) -> Translated:
         coverage = output.coverage if self._parameters.return_coverage else None

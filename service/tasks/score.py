@@ -14,7 +14,7 @@ from sightline.service.inference.coverage import CoverageReader, TextCoverage
 from sightline.service.inference.generate import Decoding, output_token, without_forced
 from sightline.service.inference.language_choice import choose_languages, generating_model
 from sightline.service.inference.results import DecoderOutputs, OutputTokens
-from sightline.service.parameters import NEUTRAL, HiddenSourceTokens, Language, TopLogprobs
+from sightline.service.parameters import NEUTRAL, ConfirmOmissions, HiddenSourceTokens, Language, TopLogprobs
 
 
 class ScoreBody(RequestBody):
@@ -30,13 +30,7 @@ class ScoreBody(RequestBody):
     return_coverage: Annotated[
         bool, Field(description="Return which words of each input its target omits, and which of its own are doubtful.")
     ] = False
-    confirm_omissions: Annotated[
-        bool,
-        Field(
-            description="Look at each word that a target seems to omit once more, without it: fewer marks, of which "
-            "more are right. With return_coverage."
-        ),
-    ] = False
+    confirm_omissions: ConfirmOmissions = False
 
     EXAMPLES = (
         {"inputs": "A dog runs.", "targets": "Ein Hund rennt."},
@@ -88,7 +82,7 @@ async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
 
     results = await decoding.run(convert)
     if reader and body.confirm_omissions:
-        results = await confirmed(decoding, list(zip(body.inputs.texts, body.targets.texts, strict=True)), *results)
+        results = await confirmed(decoding, body.targets.texts, *results)
     return ScoreResult(model.name, *results)
 
 
