@@ -171,18 +171,17 @@ def _output(
     tags: Sequence[PlacedTag] = (),
     sentences: Sequence[tuple[int, int, int, int]] = (),
 ) -> TranslateOutput:
-    coverages = [each.coverage for each in _findings(translations) if each.coverage]
+    found: list[SentenceFindings] = [each for translation in translations for each in translation.findings]
+    coverages, repairs = (
+        [each.coverage for each in found if each.coverage],
+        [each.repair for each in found if each.repair],
+    )
     coverage = joined_coverage(coverages) if parameters.return_coverage else None
-    repairs = [each.repair for each in _findings(translations) if each.repair]
     return TranslateOutput(index, text, tags, sentences, None, (), coverage, repairs)
 
 
-def _findings(translations: Iterable[TranslatedText]) -> "Iterator[SentenceFindings]":
-    return (each for translation in translations for each in translation.findings)
-
-
 def num_repaired(translations: Iterable[TranslatedText]) -> int:
-    return sum(each.repair is not None for each in _findings(translations))
+    return sum(each.repair is not None for translation in translations for each in translation.findings)
 
 
 def missing_library(error: ModuleNotFoundError, form: str, field: str) -> ApiError:
