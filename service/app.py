@@ -114,7 +114,7 @@ def create_app(
             allow_origins=settings.allowed_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # client libraries in pages send their own, such as x-stainless-lang
-            expose_headers=["Retry-After", "X-Request-Id", "X-Sightline-Warning"],
+            expose_headers=["Retry-After", "X-Request-Id", "X-Sightline-Repaired", "X-Sightline-Warning"],
         )
     app.add_middleware(CallLog, service=service)
     app.state.service = service

@@ -323,6 +323,15 @@ class TextParameters(RequestBody):
         return suppressed + [("logit_bias", token_id, token_id) for token_id, _ in self.logit_bias or ()]
 
 
+ConfirmOmissions = Annotated[
+    bool,
+    Field(
+        description="Look at each word that the text seems to omit once more, without it: fewer marks, of which more "
+        "are right. With return_coverage or repair."
+    ),
+]
+
+
 class GenerateParameters(TextParameters):
     """Generation parameters, with the names, meanings and defaults of Hugging Face's `generate`."""
 
@@ -350,6 +359,7 @@ class GenerateParameters(TextParameters):
             "that came too early, or sentence by sentence. The others stay as they are."
         ),
     ] = False
+    confirm_omissions: ConfirmOmissions = False
     split_sentences: Annotated[
         bool | None,
         Field(

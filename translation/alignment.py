@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,23 @@ class Translated:
     target_words: Sequence[Span] = ()
     weights: Weights = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # (target words, source words)
     is_complete: bool = True  # False if a limit ended the text
+    findings: "Findings | None" = None  # what the engine found out beside the text
+
+
+class Characters(NamedTuple):
+    """The characters that a model read or wrote, as parts of a text that has others, too."""
+
+    text: str  # the sentence
+    start: int  # of the sentence in the whole text
+    spans: Sequence[Span]  # of each character, in the sentence
+
+
+class Findings(Protocol):
+    """Findings of an engine about a sentence, which have positions in what it read and wrote."""
+
+    def placed(self, source: Characters, target: Characters) -> "Findings":
+        """Return the findings with positions in the whole texts."""
+        ...
 
 
 class Engine(Protocol):

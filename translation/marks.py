@@ -61,6 +61,7 @@ class TranslatedText:
     text: str
     marks: Sequence[PlacedMark] = ()
     sentences: Sequence[tuple[int, int, int, int]] = ()  # start and end in the source, start and end here
+    findings: Sequence[Any] = ()  # of the engine about sentences, those of a first model included
 
 
 Writer = Callable[[TranslatedText], None]
@@ -156,7 +157,7 @@ def chained(first: TranslatedText, second: TranslatedText) -> TranslatedText:
         for mark in second.marks
         for before in [first.marks[mark.index]]
     ]
-    return TranslatedText(second.text, marks)
+    return TranslatedText(second.text, marks, findings=[*first.findings, *second.findings])
 
 
 def nodes_of(source: MarkedText, translation: TranslatedText) -> list[Node]:

@@ -77,6 +77,7 @@ class Aligned:
     source_words: Sequence[AlignedWord]
     target_words: Sequence[AlignedWord]
     shares: Weights  # of each source word in the target words: (target words, source words)
+    places: Sequence[Span]  # of each character that the model wrote
 
 
 class Sentence:
@@ -105,12 +106,12 @@ class Sentence:
             ]
             self.edits = sorted([*self.edits, *plain], key=lambda edit: (edit.start, edit.end))
         self.model_text, position = "", 0
-        self._origins: list[Span] = []  # of each character of the model's text
+        self.origins: list[Span] = []  # of each character that the model reads
         for edit in [*self.edits, Edit(len(text), len(text), "")]:
             self.model_text += text[position : edit.start] + edit.text
             is_same_size = len(edit.text) == edit.end - edit.start
-            self._origins += [(at, at + 1) for at in range(position, edit.end if is_same_size else edit.start)]
-            self._origins += [] if is_same_size else [(edit.start, edit.end)] * len(edit.text)
+            self.origins += [(at, at + 1) for at in range(position, edit.end if is_same_size else edit.start)]
+            self.origins += [] if is_same_size else [(edit.start, edit.end)] * len(edit.text)
             position = edit.end
 
     @property
@@ -125,7 +126,7 @@ class Sentence:
         """
         shares = shared(translated.weights)
         sources = [
-            _word(self.text, self._origins[start][0], self._origins[end - 1][1])
+            _word(self.text, self.origins[start][0], self.origins[end - 1][1])
             for start, end in translated.source_words
         ]
         columns = {
@@ -160,19 +161,25 @@ class Sentence:
         votes = translated.weights / np.maximum(translated.weights.sum(axis=0), np.finfo(np.float32).tiny)
         padded = np.pad(votes, ((0, 0), (0, 1)))  # no share of what is kept
         text, words, rows = "", list[AlignedWord](), list[Weights]()
+        written = [(0, 0)] * len(translated.text)  # where each character of the model is
         for piece, place, edit in self._pieces(translated, places):
             if edit is not None:
                 kept = None if edit.is_term else (edit.start, edit.end)
                 words.append(AlignedWord(len(text), len(text) + len(piece), kept=kept))
                 found = [column in columns[edit] if edit.is_term else word.kept == kept for word, column in sources]
                 rows.append(np.array(found, np.float32))
+                first, last = places[edit]
+                written[first:last] = [(len(text), len(text) + len(piece))] * (last - first)
+            else:
+                written[place : place + len(piece)] = [(at, at + 1) for at in range(len(text), len(text) + len(piece))]
             for index, (start, end) in enumerate(translated.target_words if edit is None else ()):
                 first, last = max(start - place, 0), min(end - place, len(piece))
                 if first < last:
                     words.append(_word(piece, first, last, len(text)))
                     rows.append(padded[index, chosen])
             text += _upper(piece) if self._is_upper and edit is None else piece
-        return Aligned(text, [word for word, _ in sources], words, np.array(rows).reshape(len(rows), len(sources)))
+        rows_of_words = np.array(rows).reshape(len(rows), len(sources))
+        return Aligned(text, [word for word, _ in sources], words, rows_of_words, written)
 
     def _pieces(self, translated: Translated, places: dict[Edit, Span]) -> list[Piece]:
         """Return a translation in pieces: what is kept, and what the model wrote between."""

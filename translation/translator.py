@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sightline.base.text.sentences import LANGUAGES_WITHOUT_SPACES
 from sightline.base.text.words import Span
-from sightline.translation.alignment import Engine, Translated
+from sightline.translation.alignment import Characters, Engine, Findings, Translated
 from sightline.translation.marks import Mark, MarkedText, PlacedMark, TranslatedText, nested
 from sightline.translation.placing import place_marks
 from sightline.translation.protected import Kept, kept_within, protected_spans
@@ -128,6 +128,7 @@ class _Text:
         bounds: list[tuple[int, int]] = [(0, 0)]  # source and target positions of the edges of sentences
         placed: dict[int, list[PlacedMark]] = {}
         ranges: list[tuple[int, int, int, int]] = []
+        findings: list[Findings] = []
         for sentence in self.sentences:
             text += source[position : sentence.start]
             if is_spaced and sentence.start == position > 0 and text[-1:].strip():
@@ -135,6 +136,9 @@ class _Text:
             aligned = sentence.aligned(rank)
             bounds += [(sentence.start, len(text)), (sentence.end, len(text) + len(aligned.text))]
             ranges.append((sentence.start, sentence.end, len(text), len(text) + len(aligned.text)))
+            if own := sentence.translated[rank].findings:
+                source_characters = Characters(sentence.form.text, sentence.start, sentence.form.origins)
+                findings.append(own.placed(source_characters, Characters(aligned.text, len(text), aligned.places)))
             for followed in sentence.followed:
                 for mark in place_marks(aligned, sentence.end - sentence.start, followed):
                     moved = replace(mark, start=mark.start + len(text), end=mark.end + len(text))
@@ -149,7 +153,7 @@ class _Text:
             for mark in self._whole(index, placed.get(index, []), bounds)
         ]
         terms = [part for index, parts in placed.items() if kinds[index] == "term" for part in parts]
-        return TranslatedText(text, [*nested(self.source.marks, marks, len(text)), *terms], ranges)
+        return TranslatedText(text, [*nested(self.source.marks, marks, len(text)), *terms], ranges, findings)
 
     def _whole(self, index: int, parts: Sequence[PlacedMark], bounds: Sequence[Span]) -> Sequence[PlacedMark]:
         """Return the places of a mark: as its sentences have it, or as it is between them."""

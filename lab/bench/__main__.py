@@ -37,6 +37,7 @@ SECTIONS: Mapping[str, Callable[[Options], Result]] = {
     "smollm2-int8": partial(servers.run_smollm2, bits=8),
     "prompts": servers.run_prompts,
     "firefox": servers.run_firefox,
+    "marks": servers.run_marks,
     "library": library.run,
     "maps": maps.run,
     "mixed": mixed.run,

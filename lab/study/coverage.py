@@ -19,7 +19,7 @@ from lab.bench.report import table
 from lab.study.bleu import interval, resamples
 from lab.study.planting import Case, Pair, deleted, inserted, joined, judged, left_out, made_up, negated
 from lab.study.runs import SOURCE, TARGET
-from lab.study.served import INPUTS_PER_CALL, Served, served_translators
+from lab.study.served import Served, served_translators
 from lab.study.step import add_keep, keep_last_rows
 from lab.study.tags import FUNCTION_WORDS
 from lab.study.terms import dictionary
@@ -93,19 +93,12 @@ class Study:
 
     def _generate(self, inputs: Sequence[str], **changes: Any) -> list[Any]:
         parameters = {"split_sentences": False, "return_coverage": True, **changes}
-        return self._post(GENERATE, [{"inputs": text, "parameters": parameters} for text in inputs])
+        return self._served.outputs(GENERATE, {"model": self._model, "parameters": parameters}, inputs)
 
-    def _post(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Return the output of each of many calls with one input."""
-        outputs = list[Any]()
-        for start in range(0, len(bodies), INPUTS_PER_CALL):
-            named = [{"model": self._model, **body} for body in bodies[start : start + INPUTS_PER_CALL]]
-            outputs += [response["outputs"][0] for response in self._served.post(path, *named)]
-        return outputs
-
-    def _score(self, cases: Sequence[Case]) -> list[Any]:
-        bodies = [{"inputs": case.source, "targets": case.target, "return_coverage": True} for case in cases]
-        return self._post("/v1/score", bodies)
+    def _score(self, cases: Sequence[Case], **changes: bool) -> list[Any]:
+        body = {"model": self._model, "return_coverage": True, **changes}
+        targets = [case.target for case in cases]
+        return self._served.outputs("/v1/score", body, [case.source for case in cases], targets=targets)
 
     def rows(self, nouns: set[str]) -> Iterator[Row]:
         """Yield a row for each set of errors and each kind of words, and the gain of repairs."""
@@ -115,6 +108,7 @@ class Study:
                 outputs = self._score(cases)
                 yield row_of(f"planted on {name}", cases, outputs)
             if name == base:
+                yield row_of(f"planted on {name}, confirmed", cases, self._score(cases, confirm_omissions=True))
                 more = [
                     case
                     for number, pair in enumerate(self._pairs[name])
@@ -127,16 +121,18 @@ class Study:
         texts = [output["text"] for output in self._several]
         cases = [joined(number, *group, text) for number, (group, text) in enumerate(zip(groups, texts, strict=True))]
         yield row_of(f"{SEVERAL}, outputs", cases, self._several)
+        confirmed = self._generate(self._sources, confirm_omissions=True)
         if self._pairs[REFERENCES]:
             both = zip(self._pairs[OWN], self._links[OWN], self._links[REFERENCES], strict=True)
             cases = [judged(number, *each) for number, each in enumerate(both)]
             yield row_of("ordinary outputs", cases, self._outputs)
+            yield row_of("ordinary outputs, confirmed", cases, confirmed)
             yield self._repair([target for _, target in self._pairs[REFERENCES]])
         pairs, rng = self._pairs[base][:PLANTED], np.random.default_rng(SEED)
         material = Material([target for _, target in pairs])
         cases = [case for number, pair in enumerate(pairs) for case in made_up(number, pair, material, rng)]
         yield row_of(f"words added to {base}", cases, self._score(cases), ("target_words", "logprob", "doubtful"))
-        yield self._marks()
+        yield self._marks(confirmed)
 
     def _planted(self, name: str) -> list[Case]:
         """Return sources with insertions, and targets with deletions."""
@@ -171,7 +167,7 @@ class Study:
             "gain": [round(float(value), 2) for value in ((after - before).mean(), *interval(gains))],
         }
 
-    def _marks(self) -> Row:
+    def _marks(self, confirmed: Sequence[Any]) -> Row:
         """Count marked outputs; cut translations to a half, and continue them as a repair does."""
         halves = list[tuple[str, str, str]]()  # source, first half, second half
         for source, target in self._pairs[OWN][:PLANTED]:
@@ -179,20 +175,16 @@ class Study:
                 end = spans[len(spans) // 2][1]
                 halves.append((source, target[:end], target[end:]))
         cut = self._score([Case(0, source, first, ()) for source, first, _ in halves])
-        parameters = {"split_sentences": False, "min_new_tokens": MIN_TAIL}
-        bodies = [
-            {"inputs": source, "parameters": {**parameters, "target_prefix": first}} for source, first, _ in halves
-        ]
         lost, restored = Counter[str](), Counter[str]()
-        for (_, first, second), output in zip(halves, self._post(GENERATE, bodies), strict=True):
+        for source, first, second in halves:
+            (output,) = self._generate([source], min_new_tokens=MIN_TAIL, target_prefix=first)
             lost.update(words_in(second))
             restored.update(Counter(words_in(second)) & Counter(words_in(output["text"][len(first) :])))
-        marked, marked_cut = (
-            _share([any(word["omitted"] for word in output["coverage"]["source_words"]) for output in outputs])
-            for outputs in (self._outputs, cut)
-        )
-        share = round(restored.total() / max(1, lost.total()), 4)
-        return {"set": "marks", "marked": marked, "marked_cut": marked_cut, "restored": share}
+        shares = {
+            name: _share([any(word["omitted"] for word in output["coverage"]["source_words"]) for output in outputs])
+            for name, outputs in (("marked", self._outputs), ("confirmed", confirmed), ("marked_cut", cut))
+        }
+        return {"set": "marks", **shares, "restored": round(restored.total() / max(1, lost.total()), 4)}
 
 
 def row_of(
@@ -280,7 +272,8 @@ def tables(result: Result) -> Mapping[str, str]:
             )
         elif row["set"] == "marks":
             marked, cut, restored = (f"{100 * row[name]:.1f} %" for name in ("marked", "marked_cut", "restored"))
-            text = f"{marked} of all outputs of {model} have a mark, and {cut} of those cut to a half."
+            confirmed = f" ({100 * row['confirmed']:.1f} % a confirmed one)" if "confirmed" in row else ""
+            text = f"{marked} of all outputs of {model} have a mark{confirmed}, and {cut} of those cut to a half."
             sentences.append(f"{text} A continuation restores {restored} of the words that were cut.")
         else:
             ends = "{:.3f} [{:.3f}, {:.3f}]".format(*row["auroc"]) if row["auroc"] else ""

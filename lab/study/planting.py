@@ -77,9 +77,14 @@ def _without(text: str, cut: Container[int]) -> str:
     return (kept + text[last:]).strip()
 
 
+def _starts(pairs: Sequence[Pair]) -> list[int]:
+    """Return the index at which each source starts if a space is between them, and their end."""
+    return list(accumulate((len(source) + 1 for source, _ in pairs), initial=0))
+
+
 def left_out(group: int, pairs: Sequence[Pair], links: Sequence[Links]) -> Case:
     """Return several sentences in one source, of which the target omits one."""
-    left, starts = group % len(pairs), list(accumulate((len(source) + 1 for source, _ in pairs), initial=0))
+    left, starts = group % len(pairs), _starts(pairs)
     unknown = [
         (start + first, start + last)
         for start, (source, _), of_pair in zip(starts, pairs, links, strict=False)
@@ -96,17 +101,16 @@ def joined(group: int, pairs: Sequence[Pair], links: Sequence[Links], target: st
     A word is omitted if what it is linked to, in the translation of its sentence alone, is not in
     the target. Words that are linked to words of several sentences do not count.
     """
-    found, start, errors, unknown = {word.lower() for word in words_in(target)}, 0, list[Span](), list[Span]()
+    found, errors, unknown = {word.lower() for word in words_in(target)}, list[Span](), list[Span]()
     translations = [[word.lower() for word in words_in(each)] for _, each in pairs]
     counts = Counter(word for words in translations for word in set(words))
-    for (source, _), words, of_pair in zip(pairs, translations, links, strict=True):
+    for start, (source, _), words, of_pair in zip(_starts(pairs), pairs, translations, links, strict=False):
         for index, (first, last) in enumerate(word_spans(source)):
             own = {words[other] for word, other in of_pair if word == index}
             if not own or any(counts[word] > 1 for word in own):
                 unknown.append((start + first, start + last))
             elif own.isdisjoint(found):
                 errors.append((start + first, start + last))
-        start += len(source) + 1
     return Case(group, " ".join(source for source, _ in pairs), target, errors, unknown)
 
 

@@ -35,12 +35,18 @@ class Served:
         return self._portal.call(self._post, path, bodies)
 
     def outputs(
-        self, path: str, body: Mapping[str, Any], inputs: Sequence[str], per_call: int = INPUTS_PER_CALL
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        inputs: Sequence[str],
+        per_call: int = INPUTS_PER_CALL,
+        **lists: Sequence[str],
     ) -> list[Any]:
-        """Return the outputs of many inputs; each call has some of them."""
+        """Return the outputs of many inputs; each call has some of them, and of the other lists."""
         outputs: list[Any] = []
         for start in range(0, len(inputs), per_call):
-            (response,) = self.post(path, {**body, "inputs": list(inputs[start : start + per_call])})
+            of_call = {name: list(each[start : start + per_call]) for name, each in {"inputs": inputs, **lists}.items()}
+            (response,) = self.post(path, {**body, **of_call})
             outputs += response["outputs"]
         return outputs
 

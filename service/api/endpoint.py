@@ -137,9 +137,10 @@ class Raw:
     headers: Mapping[str, str] | None = None
 
 
-def attachment(data: bytes, name: str) -> Raw:
+def attachment(data: bytes, name: str, headers: Mapping[str, str] | None = None) -> Raw:
     """Return a file that a browser saves under a name."""
-    return Raw(data, BINARY, 200, {"content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"})
+    disposition = f"attachment; filename*=UTF-8''{quote(name, safe='')}"
+    return Raw(data, BINARY, 200, {"content-disposition": disposition, **(headers or {})})
 
 
 def prefers(media_type: str, headers: Mapping[bytes, bytes]) -> bool:

@@ -1,6 +1,7 @@
 """Routes of LibreTranslate: translation, detection and languages, which select the models."""
 
 import secrets
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -22,7 +23,7 @@ from sightline.service.api.endpoint import (
     described,
 )
 from sightline.service.body_fields import File, OnEmpty, RequestBody, TextsWithBlanks
-from sightline.service.inference.coverage import TextCoverage, joined_coverage
+from sightline.service.inference.coverage import SentenceRepair, TextCoverage, joined_coverage
 from sightline.service.inference.documents import read_file, translate_document
 from sightline.service.inference.language_choice import language_pairs
 from sightline.service.inference.routing import AUTO, detect, source_languages, translate_by_languages
@@ -50,6 +51,7 @@ class TranslateBody(LanguagesBody):
         default=False,
         description="Extension: return which words of each text its translation omits, and which words are doubtful.",
     )
+    repair: bool = Field(default=False, description="Extension: translate sentences that omit words again.")
 
     EXAMPLES = (
         {"q": "A dog runs.", "source": "en", "target": "de", "format": "text", "api_key": ""},
@@ -93,6 +95,12 @@ class Translation(TypedDict):
     coverage: NotRequired[
         Annotated[TextCoverage | list[TextCoverage], Field(description="Extension; only with return_coverage.")]
     ]
+    repairs: NotRequired[
+        Annotated[
+            Sequence[SentenceRepair] | list[Sequence[SentenceRepair]],
+            Field(description="Extension: the sentences that were translated again; only with repair."),
+        ]
+    ]
 
 
 class Language(TypedDict):
@@ -107,7 +115,7 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     Each text is split into sentences. Its spacing and line breaks are kept, and so are addresses,
     code, placeholders, numbers with units, and words that the model does not know.
     """
-    call.field_names = {**call.field_names, "num_beams": "1 + alternatives"}
+    call.field_names = {**call.field_names, "num_beams": "1 + alternatives", "num_return_sequences": "alternatives"}
     markup = HTML if body.markup == "html" else None
     results = await translate_by_languages(
         call,
@@ -117,6 +125,7 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
         markup,
         num_return_sequences=1 + (body.alternatives or 0),
         return_coverage=body.return_coverage,
+        repair=body.repair,
     )
     # Beams may differ in tokens alone.
     distinct_texts = [
@@ -134,6 +143,9 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     if body.return_coverage:
         coverages = [best.coverage or joined_coverage([]) for best, *_ in results]
         response["coverage"] = coverages if body.inputs.is_list else coverages[0]
+    if body.repair:
+        repairs = [best.repairs for best, *_ in results]
+        response["repairs"] = repairs if body.inputs.is_list else repairs[0]
     return response
 
 

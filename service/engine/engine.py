@@ -28,7 +28,7 @@ from sightline.service.engine.generation import (
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.prefill import BUDGET_S, Prefill, PrefillQueue
 from sightline.service.engine.prefix_cache import PrefixCache
-from sightline.service.engine.recorded_maps import Maps, encoder_maps, prompt_block, record_step
+from sightline.service.engine.recorded_maps import MapRecorder, Maps, encoder_maps, prompt_block, record_step
 from sightline.service.engine.request import (
     Cancelled,
     Encoded,
@@ -625,14 +625,12 @@ class Engine:
         return self._rows.step_each(rows) if len(rows) > 1 else None
 
     def _record_maps(self, rows: range, outputs: Mapping[str, Array]) -> None:
-        requesting = [generation for generation in self._rows.generations_of(rows) if generation.records_maps]
-        for generation in requesting:
-            generation.charge_step()
-        recorders = [
-            (row - rows.start, hypothesis.maps)
-            for generation in requesting
-            for row, hypothesis in zip(generation.rows, generation.hypotheses(), strict=False)
-        ]
+        recorders = list[tuple[int, MapRecorder]]()
+        for generation in self._rows.generations_of(rows):
+            if generation.records_maps:
+                generation.charge_step()
+                for row, hypothesis in zip(generation.rows, generation.hypotheses(), strict=False):
+                    recorders.append((row - rows.start, hypothesis.maps))
         record_step(self._map_names, recorders, outputs)
 
     def _advance(self, generation: Generation, scores: StepScores, beam_copies: BeamCopies, now: float) -> Event | None:

@@ -18,9 +18,12 @@ Maps = NDArray[np.float32]
 
 ENCODER_KINDS = ("encoder", "encoder_slots")
 STEP_KINDS = ("cross", "decoder")
-# Maps of one decoder step, (B, H, L, columns), and the index of one row of its batch in them. The
-# columns of the row are extracted when the map is read.
-StepMap = tuple[Maps, int]
+# Maps of one decoder step that are not copied: all rows that record them keep the whole array, of
+# which the heads, layers and columns are extracted when the map is read.
+SHARED_BYTES = 64 * 1024
+# Maps of one decoder step, (B, H, L, columns), the index of one row of its batch in them, and the
+# heads and layers that the map has of them.
+StepMap = tuple[Maps, int, MapPart | None]
 
 
 def encoder_maps(manifest: Manifest, encoded: Mapping[str, Array], index: int, request: Request) -> dict[str, Maps]:
@@ -67,6 +70,7 @@ class MapRecorder(Mapping[str, Maps]):
         number of columns in the first step's row of a decoder map.
         """
         self._request = request
+        self.parts = request.map_parts  # layers and heads to record, by kind; all of a kind that is absent
         self._prompt_tokens = prompt_tokens
         self._encoder = encoder
         # Decoder maps of the prompt's chunks from `prompt_block`, set when the prompt has been
@@ -81,10 +85,6 @@ class MapRecorder(Mapping[str, Maps]):
         other = copy.copy(self)
         other.steps = {kind: steps[:] for kind, steps in self.steps.items()}
         return other
-
-    def part_of(self, kind: str) -> MapPart | None:
-        """Return the layers and heads to record of a kind, None for all."""
-        return self._request.map_parts.get(kind)
 
     def next_columns(self, kind: str) -> int:
         """Return the number of columns of the next row: source tokens, or decoder inputs so far."""
@@ -108,11 +108,15 @@ class MapRecorder(Mapping[str, Maps]):
             # A prompt token attends to itself and to the tokens before it.
             prompt = chain.from_iterable(block.transpose(2, 0, 1, 3) for block in self.prompt_blocks)
             rows += [row[:, :, : index + 1] for index, row in enumerate(prompt)][:-1]  # the first step has the last
-        for number, (block, index) in enumerate(self.steps[kind]):
-            rows.append(block[index, :, :, : self._columns(kind, number)])
-        stacked = np.zeros((len(rows), *rows[-1].shape), np.float32)
-        for number, row in enumerate(rows):
-            stacked[number, :, :, : row.shape[2]] = row
+        for number, (block, index, part) in enumerate(self.steps[kind]):
+            chosen = (slice(None), slice(None)) if part is None else part.heads_and_layers
+            rows.append(block[(index, *chosen, slice(self._columns(kind, number)))])
+        if kind == "cross":
+            stacked = np.array(rows, np.float32)
+        else:
+            stacked = np.zeros((len(rows), *rows[-1].shape), np.float32)
+            for number, row in enumerate(rows):
+                stacked[number, :, :, : row.shape[2]] = row
         if kind == "cross" and self._request.hidden_source_tokens:
             visible = stacked  # the hidden source tokens have columns of zeros
             stacked = np.zeros((*visible.shape[:-1], len(self._request.source_ids)), np.float32)
@@ -124,20 +128,23 @@ def record_step(
     names: Mapping[str, Sequence[str]], recorders: Sequence[tuple[int, MapRecorder]], outputs: Mapping[str, Array]
 ) -> None:
     """Append the maps of a decoder step to recorders, each with its row in the outputs."""
+    blocks = dict[str, Maps]()
     groups: dict[tuple[str, MapPart | None], list[tuple[int, MapRecorder]]] = {}
-    for pair in recorders:
-        for kind in pair[1].steps:
-            groups.setdefault((kind, pair[1].part_of(kind)), []).append(pair)
+    for row, recorder in recorders:
+        for kind, steps in recorder.steps.items():
+            block, part = blocks.get(kind), recorder.parts.get(kind)
+            if block is None:
+                maps = [outputs[name] for name in names[kind]]
+                block = blocks[kind] = maps[0] if len(maps) == 1 else np.concatenate(maps, axis=2)  # (B, H, L, columns)
+            if block.nbytes <= SHARED_BYTES:
+                steps.append((block, row, part))
+            else:
+                groups.setdefault((kind, part), []).append((row, recorder))
     for (kind, part), requesting in groups.items():
-        maps = [outputs[name] for name in names[kind]]
-        block = maps[0] if len(maps) == 1 else np.concatenate(maps, axis=2)  # (B, H, L, columns)
         indices = [row for row, _ in requesting]
         columns = max([recorder.next_columns(kind) for _, recorder in requesting])
         # A copy of the requested part, so that the rest of the output can be freed.
-        if part is not None:
-            block = block[(slice(None), *part.heads_and_layers, slice(columns))][indices]
-            indices = list(range(len(indices)))
-        elif len(requesting) < len(block) or columns < block.shape[3]:
-            block, indices = block[indices, :, :, :columns], list(range(len(indices)))
-        for index, (_, recorder) in zip(indices, requesting, strict=True):
-            recorder.steps[kind].append((block, index))
+        block = blocks[kind] if part is None else blocks[kind][(slice(None), *part.heads_and_layers)]
+        block = block[indices, :, :, :columns]
+        for index, (_, recorder) in enumerate(requesting):
+            recorder.steps[kind].append((block, index, None))

@@ -109,14 +109,14 @@ async def _encoder_attention(call: Call, model: ServedModel, inputs: Texts, maps
 def check_one_sequence(parameters: GenerateParameters, subject: str = "maps", *, may_cover: bool = False) -> None:
     """Check that parameters ask for one target of each input; errors name the `subject`.
 
-    With `may_cover`, the endpoint returns the coverage of the target.
+    With `may_cover`, the endpoint returns the coverage of the target, and repairs it.
     """
     for field, is_requested in (
         ("num_return_sequences", parameters.num_return_sequences > 1),
         ("top_logprobs", parameters.top_logprobs > 0),
         ("return_attention", parameters.return_attention is not None),
         ("return_coverage", parameters.return_coverage and not may_cover),
-        ("repair", parameters.repair),
+        ("repair", parameters.repair and not may_cover),
         ("split_sentences", parameters.split_sentences),
     ):
         if is_requested:

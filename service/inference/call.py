@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -18,7 +18,7 @@ from sightline.service.body_fields import IdLists, Texts
 from sightline.service.engine.request import Request, Timings
 from sightline.service.inference.admission import SLICES, AdmissionController, Reservation, ResponseReservation
 from sightline.service.inference.changes import load_on_first_use
-from sightline.service.inference.results import TimingsMs
+from sightline.service.inference.results import TimingsMs, Usage
 from sightline.service.inference.service import DefaultTask, ServedModel, Service
 from sightline.service.inference.submission import Submission
 from sightline.service.keys import Key
@@ -276,6 +276,29 @@ class AdmittedCall:
             raise ApiError(self.controller.close_code, field="model")
         call.submission = Submission(call.service.worker, self.model.name, requests, self.reservation, call.deadline)
         return call.submission
+
+
+class UsageRecord:
+    """The tokens of all sentences of a call, its durations, and how each translation ended."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._usage, self._timings, self._reasons = Usage(0, 0), list[TimingsMs](), list[str]()
+
+    def add(self, usage: Usage, timings: TimingsMs, reasons: Sequence[str]) -> None:
+        self._usage = Usage(
+            self._usage.input_tokens + usage.input_tokens, self._usage.output_tokens + usage.output_tokens
+        )
+        self._timings.append(timings)
+        self._reasons += reasons
+
+    def write(self, model: ServedModel) -> tuple[Usage, TimingsMs]:
+        """Record and return the tokens and the durations; `model` is the last one."""
+        sums = {name: sum(getattr(part, name) for part in self._timings) for name in ("queue", "encode", "decode")}
+        timings = replace(self._call.timings([]), **{name: round(value, 3) for name, value in sums.items()})
+        usage = self._usage
+        self._call.record_usage(model, timings, usage.input_tokens, usage.output_tokens, self._reasons)
+        return usage, timings
 
 
 def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:

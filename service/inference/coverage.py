@@ -3,14 +3,14 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from sightline.base.bundle import MIN_COVERAGE_AUROC, Manifest
 from sightline.base.text.tokenizer import Offsets, TextTokenizer
-from sightline.base.text.words import Word, coverage_of, is_name, words_of
+from sightline.base.text.words import Span, Word, coverage_of, is_name, words_of
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.engine.request import GenerateRequest, MapPart, Target
@@ -18,6 +18,7 @@ from sightline.service.inference.call import AnyInputs, Call, Ids
 from sightline.service.inference.maps import read_source, within
 from sightline.service.inference.results import FLOAT_BYTES
 from sightline.service.inference.service import ServedModel
+from sightline.translation.alignment import Characters
 
 DOUBTFUL_LOGPROB = math.log(0.1)  # of all tokens of a target word
 BYTES_PER_WORD = 600  # memory of a word of a response
@@ -51,6 +52,9 @@ class SupportedWord(TypedDict):
     doubtful: Annotated[bool, Field(description="True if its probability is below 0.1.")]
 
 
+TextWord = TypeVar("TextWord", CoveredWord, SupportedWord)
+
+
 @dataclass(frozen=True)
 class TextCoverage:
     """The coverage of an input by its translation."""
@@ -77,6 +81,21 @@ class TextCoverage:
             [{**word, "start": word["start"] + target, "end": word["end"] + target} for word in self.target_words],
         )
 
+    def placed(self, source: Characters, target: Characters) -> "TextCoverage":
+        """Return the coverage with words and ranges of texts of which a model had another form."""
+        return TextCoverage(self.coverage, _placed(self.source_words, source), _placed(self.target_words, target))
+
+
+def _placed(words: Sequence[TextWord], sentence: Characters) -> list[TextWord]:
+    """Return words in their order in a text; those that stand for the same part are one."""
+    placed: dict[Span, TextWord] = {}
+    for word in words:
+        start, end = sentence.spans[word["start"]][0], sentence.spans[word["end"] - 1][1]
+        if start < end:
+            first, last, text = sentence.start + start, sentence.start + end, sentence.text[start:end]
+            placed.setdefault((start, end), {**word, "text": text, "start": first, "end": last})
+    return list(placed.values())
+
 
 RepairMethod = Literal["none", "beams", "continuation", "split"]
 
@@ -96,6 +115,13 @@ class Repair:
     num_omitted: Annotated[int, Field(description="Number of words that it omits.")]
 
 
+@dataclass(frozen=True)
+class SentenceRepair(Repair):
+    """The repair of a sentence, which has names in place of what is not translated."""
+
+    source: Annotated[str, Field(description="The sentence as the model read it.")]
+
+
 def joined_coverage(parts: Sequence[TextCoverage]) -> TextCoverage:
     """Return the coverage of a text from those of its sentences, whose ranges are in the text."""
     return TextCoverage(
@@ -108,17 +134,21 @@ def joined_coverage(parts: Sequence[TextCoverage]) -> TextCoverage:
 class CoverageReader:
     """Computes the coverage of the outputs of one call, from the recorded weights of one head."""
 
-    def __init__(self, call: Call, model: ServedModel) -> None:
-        """Find the head of a model. Raises `ApiError` if it has none that shows omissions."""
+    def __init__(self, call: Call, model: ServedModel, field: str = "return_coverage") -> None:
+        """Find the head of a model for a field of a request.
+
+        Raises `ApiError` if it has none that shows omissions.
+        """
         chosen = model.manifest.coverage
         if chosen is None or chosen.threshold is None:
-            message = f"{{return_coverage}} is not supported by {model.name}: {_reason_against(model.manifest)}."
-            raise ApiError("unsupported_parameter", message, field="return_coverage")
+            message = f"{{{field}}} is not supported by {model.name}: {_reason_against(model.manifest)}."
+            raise ApiError("unsupported_parameter", message, field=field)
         self._model, self._threshold = model, chosen.threshold
         self._count = call.service.metrics.for_model(model.name).on_coverage
         self._layer, self._head, self._untranslated = chosen.layer, chosen.head, frozenset(chosen.untranslated)
         self.parts = {"cross": MapPart((chosen.layer,), (chosen.head,))}
-        self._sources: Sequence[Sequence[Word]] = ()  # words of each input
+        self.texts: Sequence[str] = ()  # that were read, with their words
+        self.sources: Sequence[Sequence[Word]] = ()
 
     async def read_words(
         self, call: Call, inputs: AnyInputs, sources: Sequence[Ids], num_added: tuple[int, int]
@@ -132,7 +162,7 @@ class CoverageReader:
             pairs = zip(inputs.texts, sources, strict=True)
             return [words_of(text, _offsets(tokenizer, source, text, num_added)) for text, source in pairs]
 
-        self._sources = await call.tokenize(run, inputs.texts)
+        self.texts, self.sources = inputs.texts, await call.tokenize(run, inputs.texts)
 
     def bytes_per_token(self, sources: Sequence[Ids]) -> int:
         """Return the memory of a target token: its weights, and its word in the response."""
@@ -143,7 +173,7 @@ class CoverageReader:
 
         The text is that of the target, or the one that was given for it.
         """
-        maps, words = target.attention["cross"], self._sources[index]
+        maps, words = target.attention["cross"], self.sources[index]
         weights = maps[0, 0] if "cross" in request.map_parts else maps[self._layer, self._head]
         values = coverage_of(weights, [word.tokens for word in words]).tolist()
         sources = list[CoveredWord]()

@@ -9,10 +9,15 @@ from typing import Any
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import UploadedFile
 from sightline.service.inference.admission import ResponseReservation
-from sightline.service.inference.call import Call
+from sightline.service.inference.call import Call, UsageRecord
 from sightline.service.inference.document_store import MAX_AGE_S
 from sightline.service.inference.routing import load_steps, routes_of
-from sightline.service.inference.translation import NO_TERMS, UsageRecord, missing_library, translate_marked
+from sightline.service.inference.translation import (
+    NO_TERMS,
+    missing_library,
+    num_repaired,
+    translate_marked,
+)
 from sightline.translation.files.document import Document, DocumentError, groups_of
 from sightline.translation.files.kinds import read_document
 from sightline.translation.marks import TranslatedText
@@ -65,6 +70,8 @@ async def translate_document(
         call.response_memory.release()  # of the attention maps of the group
         call.response_memory = ResponseReservation(call.service.response_memory)
     record.write(steps[-1].model)
+    if requested.get("repair"):
+        call.details["repaired"] = num_repaired(results)
     return await call.tokenize(lambda: document.write(results, route[-1].target), None)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from sightline.base.bundle import MAX_BEAMS, Manifest
+from sightline.base.bundle import MAX_BEAMS, AlignmentStep, Manifest
 from sightline.base.text.prompt import ChatTemplateError, Dialogue, Prompt, raw_prompt
 from sightline.base.text.stream import TextStream
 from sightline.base.text.tokenizer import TextTokenizer
@@ -165,16 +165,23 @@ def parameters_for(
     )
 
 
-def begin(call: Call, model: ServedModel, parameters: GenerateParameters) -> "Decoding":
-    """Create the decoding of a generation, whose parameters were checked."""
+def begin(
+    call: Call, model: ServedModel, parameters: GenerateParameters, *, step: AlignmentStep = "writes"
+) -> "Decoding":
+    """Create the decoding of a generation, whose parameters were checked.
+
+    For `step`, see `MapWriter`.
+    """
     call.parameters = parameters
     languages, named = NO_LANGUAGES, (parameters.source_language, parameters.target_language)
     if model.manifest.languages is not None or named != (None, None):
         languages = choose_languages(model, *named)
     maps, selection = None, parameters.return_attention
-    coverage = CoverageReader(call, model) if parameters.return_coverage or parameters.repair else None
+    coverage = None
+    if parameters.return_coverage or parameters.repair:
+        coverage = CoverageReader(call, model, "repair" if parameters.repair else "return_coverage")
     if selection:
-        maps = MapWriter(call, model, selection, records_all=coverage is not None)
+        maps = MapWriter(call, model, selection, records_all=coverage is not None, step=step)
     num_samples = parameters.num_return_sequences if parameters.do_sample else 1
     return Decoding(call, model, parameters, languages, maps, coverage, num_samples)
 
@@ -222,7 +229,7 @@ def check_parameters(
 ) -> None:
     """Check the combination of parameters, and their values against a model's limits."""
     check_combination(parameters, num_inputs, stream=stream)
-    if parameters.return_coverage or parameters.repair:  # the usual call enters one function less
+    if parameters.return_coverage or parameters.repair or parameters.confirm_omissions:  # seldom
         _check_coverage(parameters, stream=stream)
     if parameters.split_sentences:
         _check_split_sentences(model, parameters, stream=stream)
@@ -247,6 +254,9 @@ def check_parameters(
 
 
 def _check_coverage(parameters: GenerateParameters, *, stream: bool) -> None:
+    if not (parameters.return_coverage or parameters.repair):
+        message = "{confirm_omissions} needs {return_coverage} or {repair}; set one of them to true, or leave it out."
+        raise ApiError("invalid_parameter", message, field="confirm_omissions")
     for field in ("return_coverage", "repair"):
         if stream and getattr(parameters, field):
             message = f"A stream has no {{{field}}}; leave it out, or do not stream."

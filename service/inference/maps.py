@@ -228,6 +228,7 @@ class Selection:
     requested: AttentionSelection
     # Layers and heads that are recorded: those of the encoder, or all if other readers need them.
     part: MapPart | None
+    step: AlignmentStep  # whose row of cross-attention each target token has
 
     def cost(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> NDArray[np.int64]:
         """Return the number of values in the response, and the memory of the maps in bytes.
@@ -252,7 +253,8 @@ class Selection:
 
     def selected(self, maps: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the selected layers and heads of recorded maps (L, H, rows, columns)."""
-        return maps[np.ix_(self.layers, self.heads)] if self.part is None else maps
+        maps = maps[np.ix_(self.layers, self.heads)] if self.part is None else maps
+        return rows_that_read(maps) if self.step == "reads" else maps
 
     @property
     def num_maps(self) -> int:
@@ -302,11 +304,18 @@ class MapWriter:
     """Builds the attention maps of one response, and rejects the response if it is too large."""
 
     def __init__(
-        self, call: Call, model: ServedModel, selection: AttentionSelection, *, records_all: bool = False
+        self,
+        call: Call,
+        model: ServedModel,
+        selection: AttentionSelection,
+        *,
+        records_all: bool = False,
+        step: AlignmentStep = "writes",
     ) -> None:
         """Select the maps of a call, or reject a selection that the model does not have.
 
-        With `records_all`, others read layers and heads that are not selected.
+        With `records_all`, others read layers and heads that are not selected. `step` is that whose
+        weights the target tokens of cross-attention have.
         """
         if not model.manifest.attention:
             raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="return_attention")
@@ -320,7 +329,7 @@ class MapWriter:
         if self.contributions is not None and records_all:
             message = "Coverage needs attention weights; leave out {method}, or request the coverage alone."
             raise ApiError("unsupported_parameter", message, field="method")
-        self._selections = _select(model, selection, records_all=records_all)
+        self._selections = _select(model, selection, step, records_all=records_all)
         self._units = selection.units
         self._has_layout = selection.units == "words" or selection.statistics
         self._sources: list[SourceText] = []  # of each input, see `read_offsets`
@@ -418,15 +427,13 @@ class MapWriter:
             decoder_input_tokens=inputs,
         )
 
-    def word_map(self, index: int, request: GenerateRequest, target: Target, text: str, step: AlignmentStep) -> WordMap:
-        """Return mean weights between words in the selected layer at this `step`; see `write`."""
+    def word_map(self, index: int, request: GenerateRequest, target: Target, text: str) -> WordMap:
+        """Return mean weights between words in the selected layer; see `write`."""
         (selection,) = self._selections
         kind = selection.attention.kind
         self._charge(request, len(target.tokens))
         layout = self._layout(index, request, [token.id for token in target.tokens], text)
         maps = selection.selected(target.attention[kind])
-        if step == "reads":
-            maps = rows_that_read(maps)
         (weights,) = merge_weights(maps, *layout.groups(kind)).mean(axis=1)
         return WordMap(layout.source.words, layout.target_words, weights)
 
@@ -532,7 +539,9 @@ def _single_text(inputs: AnyInputs, index: int) -> str | None:
     return inputs.texts[index]
 
 
-def _select(model: ServedModel, selection: AttentionSelection, *, records_all: bool) -> list[Selection]:
+def _select(
+    model: ServedModel, selection: AttentionSelection, step: AlignmentStep, *, records_all: bool
+) -> list[Selection]:
     available = {attention.kind: attention for attention in _maps_of(model, selection.method)}
     selections = []
     for position, kind in enumerate(selection.kinds or available):
@@ -546,7 +555,7 @@ def _select(model: ServedModel, selection: AttentionSelection, *, records_all: b
         is_whole = kind in ENCODER_KINDS or (kind == "cross" and (selection.statistics or records_all))
         is_whole |= selection.method != "weights"
         part = None if is_whole else MapPart(layers, heads)
-        selections.append(Selection(maps, layers, heads, selection, part))
+        selections.append(Selection(maps, layers, heads, selection, part, step))
     return selections
 
 

@@ -13,50 +13,56 @@ from sightline.base.bundle import MAX_BEAMS
 from sightline.base.text.sentences import split_sentences
 from sightline.base.text.words import is_name
 from sightline.service.body_fields import Texts
+from sightline.service.inference.call import UsageRecord
+from sightline.service.inference.confirmation import finish_confirmed
 from sightline.service.inference.coverage import Repair, RepairMethod
-from sightline.service.inference.generate import Decoding, GenerateOutput, GenerateResult, begin, finish
+from sightline.service.inference.generate import Decoding, GenerateOutput, GenerateResult
 from sightline.service.parameters import GenerateParameters
 
 OMISSION_COST = 0.4  # of one word, in the mean log-probability of a token
 MIN_TAIL = 2  # omitted words at the end of an input, from which on its text is continued
+Begin = Callable[[GenerateParameters], Decoding]
 Generate = Callable[[Texts, GenerateParameters], Awaitable[GenerateResult]]
 
 
 async def repaired(
-    decoding: Decoding, texts: Sequence[str], result: GenerateResult, generate: Generate
+    decoding: Decoding, result: GenerateResult, begin: Begin, split: Generate | None = None
 ) -> GenerateResult:
     """Return the result with better outputs in place of those that omit words.
 
-    `texts` are those that the decoding has read, each of which has one output. `generate` is for
-    texts that are split into sentences. Of several outputs of a text, that with the best mean
-    log-probability, less a cost for each omitted word, is returned.
+    Each text that the decoding has read has one output. `begin` makes decodings with other
+    parameters. `split` generates from texts of several sentences, if some may have several. Of
+    several outputs of a text, that with the best mean log-probability, less a cost for each omitted
+    word, is returned.
     """
     call, parameters = decoding.call, decoding.parameters
+    assert decoding.coverage is not None, "it has computed the coverage"
+    texts = decoding.coverage.texts
     candidates: dict[int, list[tuple[RepairMethod, GenerateOutput]]] = {
         output.index: [("none", output)]
         for output in result.outputs
         if output.coverage is not None and output.coverage.omitted
     }
-    split = [index for index in candidates if _has_sentences(texts[index], decoding.languages.source)]
-    whole = [index for index in candidates if index not in split]
+    several = [index for index in candidates if split and _has_sentences(texts[index], decoding.languages.source)]
+    whole = [index for index in candidates if index not in several]
     ended = [index for index in whole if _beginning(result.outputs[index])]
     results, num_beams = [result], min(MAX_BEAMS, decoding.model.max_rows)
 
     async def add(method: RepairMethod, indices: Sequence[int], **changes: Any) -> None:
         changed = parameters.model_copy(update=changes)
         inputs = Texts(tuple(texts[index] for index in indices))
-        if method == "split":
-            found = await generate(inputs, changed)
+        if method == "split" and split:
+            found = await split(inputs, changed)
         else:
-            again = begin(call, decoding.model, changed)
-            await again.read(inputs)
-            found = await finish(again)
+            again = begin(changed)
+            await again.read(Texts(inputs.texts[:1]), split=lambda: inputs.texts)  # they are no inputs of the call
+            found = await finish_confirmed(again)
         results.append(found)
         for output in found.outputs:
             candidates[indices[output.index]].append((method, replace(output, rank=0, index=indices[output.index])))
 
-    if split:
-        await add("split", split, split_sentences=True)
+    if several:
+        await add("split", several, split_sentences=True)
     if whole and num_beams > 1:
         await add("beams", whole, num_beams=num_beams, num_return_sequences=num_beams)
     if ended:
@@ -66,18 +72,10 @@ async def repaired(
     if len(results) == 1:
         return result
     outputs = [_chosen(candidates[output.index]) if output.index in candidates else output for output in result.outputs]
-    usages = [found.usage for found in results]
-    usage = replace(
-        result.usage,
-        input_tokens=sum(one.input_tokens for one in usages),
-        output_tokens=sum(one.output_tokens for one in usages),
-    )
-    timings = replace(
-        call.timings([]),
-        **{name: sum(getattr(one.timings_ms, name) for one in results) for name in ("queue", "encode", "decode")},
-    )
-    reasons = [output.finish_reason for output in outputs]
-    call.record_usage(decoding.model, timings, usage.input_tokens, usage.output_tokens, reasons)
+    record, reasons = UsageRecord(call), [output.finish_reason for output in outputs]
+    for found in results:
+        record.add(found.usage, found.timings_ms, reasons if found is result else ())
+    usage, timings = record.write(decoding.model)
     return replace(result, outputs=outputs, usage=usage, timings_ms=timings)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.inference import glossaries
-from sightline.service.inference.call import Call
+from sightline.service.inference.call import Call, UsageRecord
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.language_choice import Translators, fitting_translators, translators
 from sightline.service.inference.results import TimingsMs, Usage
@@ -17,8 +17,6 @@ from sightline.service.inference.translation import (
     DetectedLanguage,
     TranslateOutput,
     TranslationStep,
-    UsageRecord,
-    covered,
     translate_documents,
 )
 from sightline.translation.detection import detect_languages
@@ -53,12 +51,13 @@ async def translate_between(
     record, results = UsageRecord(call), dict[int, list[TranslateOutput]]()
     steps = list[TranslationStep]()
     for ways, indices in groups.items():
+        if len(ways) > 1 and requested.get("return_coverage"):
+            message = "Two models translate one after the other, and only one can have {return_coverage}; leave it out."
+            raise ApiError("unsupported_parameter", message, field="return_coverage")
         steps = await load_steps(call, ways, requested)
         texts = inputs.select(indices) if len(groups) > 1 else inputs
         terms = {**stored.terms(ways[0].source, ways[-1].target), **glossary} if stored else glossary
         translated = await translate_documents(call, steps, texts, markup, record, terms)
-        if requested.get("return_coverage"):
-            translated = await covered(call, steps, texts, translated, record)
         for index, ranks in zip(indices, translated, strict=True):
             results[index] = [replace(one, index=index, detected=routes[index][0], route=ways) for one in ranks]
     return [results[index] for index in range(len(inputs))], *record.write(steps[-1].model)

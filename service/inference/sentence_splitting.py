@@ -4,11 +4,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 
 from sightline.base.text.sentences import ONE_SENTENCE, SplitText, split_sentences
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import OnEmpty, Texts
 from sightline.service.inference.call import AnyInputs, Call, too_many_sequences
+from sightline.service.inference.confirmation import finish_confirmed
 from sightline.service.inference.coverage import joined_coverage
 from sightline.service.inference.generate import (
     Decoding,
@@ -21,7 +23,6 @@ from sightline.service.inference.generate import (
     SplitOutput,
     begin,
     check_parameters,
-    finish,
     usage_for,
 )
 from sightline.service.inference.repair import repaired
@@ -70,15 +71,10 @@ async def generate_texts(
             parameters = parameters.model_copy(update={"target_prefix": prefix.select(indices)})
     decoding = begin(call, model, parameters)
     split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole)
-    result = await finish(decoding)
+    result = await finish_confirmed(decoding)
     if parameters.repair:
-        assert isinstance(inputs, Texts)
-        sentences = [
-            sentence
-            for text, split_text in zip(inputs.texts, split_texts, strict=True)
-            for sentence in ([text] if split_text is WHOLE else split_text.sentences)
-        ]
-        result = await repaired(decoding, sentences, result, partial(generate_texts, call, model))
+        again = partial(begin, call, model), partial(generate_texts, call, model)
+        result = await repaired(decoding, result, *again)
     if call.warnings:
         result = DoubtfulResult(**vars(result), warnings=list(call.warnings.values()))
     if split_texts[0] is not WHOLE:
@@ -234,7 +230,8 @@ def _joined(
     ]
     texts = [part.text for part in parts]
     text, coverages = split_text.join(texts, language), [part.coverage for part in parts if part.coverage]
-    places = zip(coverages, _starts(source, split_text.sentences), _starts(text, texts), strict=False)
+    starts = _starts(source, split_text.sentences, repeat("")), _starts(text, texts, split_text.gaps)
+    places = zip(coverages, *starts, strict=False)
     return SplitOutput(
         rank=parts[0].rank,
         seed=parts[0].seed,
@@ -250,11 +247,14 @@ def _joined(
     )
 
 
-def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
-    """Yield the index at which each part of a text starts."""
+def _starts(text: str, parts: Sequence[str], gaps: Iterable[str]) -> Iterator[int]:
+    """Yield the index at which each part of a text starts.
+
+    The gaps before the parts can have copies of them.
+    """
     position = 0
-    for part in parts:
-        position = text.index(part, position)
+    for part, gap in zip(parts, gaps, strict=False):
+        position = text.index(gap + part, position) + len(gap)
         yield position
         position += len(part)
 

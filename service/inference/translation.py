@@ -1,26 +1,29 @@
 """Translation of texts with marks: the engine that `sightline.translation` asks for sentences."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
+from sightline.base.bundle import MAX_BEAMS
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
-from sightline.service.engine.request import Generated
-from sightline.service.inference.call import Call
-from sightline.service.inference.coverage import CoverageReader, TextCoverage, joined_coverage
-from sightline.service.inference.generate import Decoding, check_parameters, without_forced
+from sightline.service.inference.call import Call, UsageRecord
+from sightline.service.inference.confirmation import finish_confirmed
+from sightline.service.inference.coverage import SentenceRepair, TextCoverage, joined_coverage
+from sightline.service.inference.generate import GenerateOutput, begin, check_parameters
 from sightline.service.inference.language_choice import choose_languages
-from sightline.service.inference.maps import MapWriter
-from sightline.service.inference.results import MAX_NUMBERS, TimingsMs, Usage
+from sightline.service.inference.repair import repaired
+from sightline.service.inference.results import MAX_NUMBERS
 from sightline.service.inference.sentence_splitting import check_number
 from sightline.service.inference.service import ServedModel
-from sightline.service.parameters import DEFAULT_NEW_TOKENS, NEUTRAL, AttentionSelection, GenerateParameters
-from sightline.translation.alignment import Translated
+from sightline.service.parameters import DEFAULT_NEW_TOKENS, AttentionSelection, GenerateParameters
+from sightline.translation.alignment import Characters, Translated
 from sightline.translation.glossary import Glossary
 from sightline.translation.marks import MarkedText, TranslatedText, as_source, chained
 from sightline.translation.markup import Markup, MarkupError, Tags
@@ -75,6 +78,10 @@ class TranslateOutput:
         Sequence[Step], Field(description="Models that translated one after the other, with their languages.")
     ]
     coverage: Annotated[TextCoverage | None, Field(description="Only with return_coverage.")]
+    repairs: Annotated[
+        Sequence[SentenceRepair],
+        Field(description="Sentences that were translated again; only with repair, and also with `markup`."),
+    ]
 
 
 class TranslationStep(NamedTuple):
@@ -88,7 +95,7 @@ async def translate_marked(
     call: Call,
     steps: Sequence[TranslationStep],
     texts: Sequence[MarkedText],
-    record: "UsageRecord",
+    record: UsageRecord,
     glossary: Mapping[str, str] = NO_TERMS,
 ) -> list[list[TranslatedText]]:
     """Translate texts with their marks, by one model after the other.
@@ -119,21 +126,21 @@ async def translate_documents(
     steps: Sequence[TranslationStep],
     inputs: Texts,
     markup: Tags | None,
-    record: "UsageRecord",
+    record: UsageRecord,
     glossary: Mapping[str, str] = NO_TERMS,
 ) -> list[list[TranslateOutput]]:
     """Translate texts with or without markup.
 
     Return `num_return_sequences` translations of each, the best first.
     """
+    model, parameters = steps[-1]
     if markup is None:
         texts = [MarkedText(text) for text in inputs.texts]
         translated = await translate_marked(call, steps, texts, record, glossary)
         return [
-            [TranslateOutput(index, rank.text, (), rank.sentences, None, (), None) for rank in ranks]
+            [_output(index, rank.text, [rank], parameters, sentences=rank.sentences) for rank in ranks]
             for index, ranks in enumerate(translated)
         ]
-    model, parameters = steps[-1]
     language = choose_languages(model, parameters.source_language, parameters.target_language).target
     try:
         documents = await call.tokenize(lambda: list(_read(inputs, markup)), inputs.texts)
@@ -146,14 +153,8 @@ async def translate_documents(
         ranks = list(zip(*[next(results) for _ in document.texts], strict=False)) or [()]
         tags = list(document.tags)  # `write` can be called once
         return [
-            TranslateOutput(
-                index,
-                Markup(inputs.texts[index], markup).write(rank, language),
-                _placed(tags, rank),
-                (),
-                None,
-                (),
-                None,
+            _output(
+                index, Markup(inputs.texts[index], markup).write(rank, language), rank, parameters, _placed(tags, rank)
             )
             for rank in ranks
         ]
@@ -161,45 +162,25 @@ async def translate_documents(
     return await call.tokenize(lambda: [write(*document) for document in enumerate(documents)], inputs.texts)
 
 
-async def covered(
-    call: Call,
-    steps: Sequence[TranslationStep],
-    inputs: Texts,
-    outputs: Sequence[list[TranslateOutput]],
-    record: "UsageRecord",
-) -> list[list[TranslateOutput]]:
-    """Return the best outputs with the coverage of their sentences, which are scored for it.
+def _output(
+    index: int,
+    text: str,
+    translations: Sequence[TranslatedText],
+    parameters: GenerateParameters,
+    tags: Sequence[PlacedTag] = (),
+    sentences: Sequence[tuple[int, int, int, int]] = (),
+) -> TranslateOutput:
+    found: list[SentenceFindings] = [each for translation in translations for each in translation.findings]
+    coverages, repairs = (
+        [each.coverage for each in found if each.coverage],
+        [each.repair for each in found if each.repair],
+    )
+    coverage = joined_coverage(coverages) if parameters.return_coverage else None
+    return TranslateOutput(index, text, tags, sentences, None, (), coverage, repairs)
 
-    The sentences have what must not change in its place, which the model may not have read.
-    """
-    if len(steps) > 1:
-        message = "Two models translate one after the other, and only one can have {return_coverage}; leave it out."
-        raise ApiError("unsupported_parameter", message, field="return_coverage")
-    (model, parameters), best = steps[0], [ranks[0] for ranks in outputs]
-    reader = CoverageReader(call, model)
-    places = [(index, place) for index, output in enumerate(best) for place in output.sentences]
-    found: list[TextCoverage] = []
-    if places:
-        languages = choose_languages(model, parameters.source_language, parameters.target_language)
-        decoding = Decoding(call, model, NEUTRAL, languages, coverage=reader)
-        sources = [inputs.texts[index][start:end] for index, (start, end, _, _) in places]
-        targets = [best[index].text[first:last] for index, (_, _, first, last) in places]
 
-        def convert(number: int, result: Generated) -> TextCoverage:
-            request, (_, (start, _, first, _)) = decoding.requests[number], places[number]
-            target = without_forced(request, result.targets[0])
-            return reader.write(number, request, target, targets[number]).moved(start, first)
-
-        await decoding.read(Texts(tuple(sources)), Texts(tuple(targets)))
-        found, usage, timings = await decoding.run(convert)
-        record.add(usage, timings, ())
-    parts: list[list[TextCoverage]] = [[] for _ in best]
-    for (index, _), coverage in zip(places, found, strict=True):
-        parts[index].append(coverage)
-    return [
-        [replace(output, coverage=joined_coverage(own)), *ranks[1:]]
-        for output, own, ranks in zip(best, parts, outputs, strict=True)
-    ]
+def num_repaired(translations: Iterable[TranslatedText]) -> int:
+    return sum(each.repair is not None for translation in translations for each in translation.findings)
 
 
 def missing_library(error: ModuleNotFoundError, form: str, field: str) -> ApiError:
@@ -220,27 +201,14 @@ def _placed(tags: Sequence[tuple[int, int, str]], translations: Sequence[Transla
     return [PlacedTag(name, confidences[text][mark]) for text, mark, name in tags]
 
 
-class UsageRecord:
-    """The tokens of all sentences of a call, its durations, and how each translation ended."""
+class SentenceFindings(NamedTuple):
+    """Findings about a sentence; the `Findings` of `sightline.translation`."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._usage, self._timings, self._reasons = Usage(0, 0), list[TimingsMs](), list[str]()
+    coverage: TextCoverage | None
+    repair: SentenceRepair | None
 
-    def add(self, usage: Usage, timings: TimingsMs, reasons: Sequence[str]) -> None:
-        self._usage = Usage(
-            self._usage.input_tokens + usage.input_tokens, self._usage.output_tokens + usage.output_tokens
-        )
-        self._timings.append(timings)
-        self._reasons += reasons
-
-    def write(self, model: ServedModel) -> tuple[Usage, TimingsMs]:
-        """Record and return the tokens and the durations; `model` is the last one."""
-        sums = {name: sum(getattr(part, name) for part in self._timings) for name in ("queue", "encode", "decode")}
-        timings = replace(self._call.timings([]), **{name: round(value, 3) for name, value in sums.items()})
-        usage = self._usage
-        self._call.record_usage(model, timings, usage.input_tokens, usage.output_tokens, self._reasons)
-        return usage, timings
+    def placed(self, source: Characters, target: Characters) -> "SentenceFindings":
+        return SentenceFindings(self.coverage and self.coverage.placed(source, target), self.repair)
 
 
 class SentenceTranslator:
@@ -282,44 +250,49 @@ class SentenceTranslator:
         """Return `num_return_sequences` translations of each sentence, the best first."""
         check_number(len(sentences), 1)
         results: dict[int, list[Translated]] = {}
+        num_ranks = MAX_BEAMS if self._parameters.repair else self._parameters.num_return_sequences
         aligns = self._model.manifest.cross_attention is not None
         plain = [index for index, is_aligned in enumerate(are_aligned) if not (is_aligned and aligns)]
         aligned = [index for index, is_aligned in enumerate(are_aligned) if is_aligned and aligns]
-        for indices in filter(None, [plain, *_groups(aligned, sentences, self._parameters.num_return_sequences)]):
+        for indices in filter(None, [plain, *_groups(aligned, sentences, num_ranks)]):
             chosen = await self._run([sentences[index] for index in indices], has_maps=indices is not plain)
             results |= dict(zip(indices, chosen, strict=True))
         return [results[index] for index in range(len(sentences))]
 
     async def _run(self, sentences: Sequence[str], *, has_maps: bool) -> list[list[Translated]]:
-        call, model, maps = self._call, self._model, None
+        again, parameters = partial(begin, self._call, self._model), self._parameters
         if has_maps:
-            step, layer, heads = model.manifest.alignment_heads
+            step, layer, heads = self._model.manifest.alignment_heads
             selection = AttentionSelection(
                 kinds=["cross"], layers=[layer], heads=list(heads), reduce="mean", units="words"
             )
-            maps = MapWriter(call, model, selection)
-        decoding = Decoding(call, model, self._parameters, self._languages, maps)
-
-        reasons = list[str]()
-
-        def convert(index: int, result: Generated) -> list[Translated]:
-            translations = []
-            for decoded in decoding.targets_of(index, result):
-                reasons.append(decoded.target.finish_reason)
-                is_complete = decoded.target.finish_reason != "length"
-                if maps is None:
-                    translations.append(Translated(decoded.text, is_complete=is_complete))
-                    continue
-                words = maps.word_map(index, decoded.request, decoded.target, decoded.text, step)
-                sources = [(word.start, word.end) for word in words.source_words]
-                targets = [(word.start, word.end) for word in words.target_words]
-                translations.append(Translated(decoded.text, sources, targets, words.weights, is_complete))
-            return translations
-
+            again = partial(again, step=step)
+            parameters = parameters.model_copy(update={"return_attention": selection})
+        decoding = again(parameters)
         await decoding.read(self._inputs, split=lambda: sentences)
-        outputs, usage, timings = await decoding.run(convert)
-        self._record.add(usage, timings, reasons)
-        return outputs
+        result = await finish_confirmed(decoding)
+        if parameters.repair:
+            result = await repaired(decoding, result, again)
+        self._record.add(result.usage, result.timings_ms, [output.finish_reason for output in result.outputs])
+        translations: list[list[Translated]] = [[] for _ in sentences]
+        for output in result.outputs:
+            translations[output.index].append(self._translated(sentences[output.index], output))
+        return translations
+
+    def _translated(self, source: str, output: GenerateOutput) -> Translated:
+        coverage = output.coverage if self._parameters.return_coverage else None
+        repair = None if output.repair is None else SentenceRepair(**vars(output.repair), source=source)
+        findings = SentenceFindings(coverage, repair) if coverage or repair else None
+        is_complete = output.finish_reason != "length"
+        if output.attention is None:
+            return Translated(output.text, is_complete=is_complete, findings=findings)
+        (weights,) = output.attention.maps
+        sources, targets = (
+            [word for word in words if word is not None]
+            for words in (output.attention.source_offsets, output.attention.target_offsets)
+        )
+        shape = weights.rows, weights.columns
+        return Translated(output.text, sources, targets, np.reshape(weights.data, shape), is_complete, findings)
 
 
 def _groups(indices: Sequence[int], sentences: Sequence[str], ranks: int) -> Iterator[list[int]]:

@@ -164,12 +164,12 @@ async def align_words(call: Call, body: AlignBody) -> AlignResult:
     check_one_sequence(parameters, "alignment")
     check_parameters(model, parameters, len(body.inputs))
     selection = AttentionSelection(kinds=["cross"], layers=[layer], heads=heads, reduce="mean", units="words")
-    maps = MapWriter(call, model, selection)
+    maps = MapWriter(call, model, selection, step=step)
     decoding = Decoding(call, model, parameters, languages, maps)
 
     def convert(index: int, result: Generated) -> AlignOutput:
         (decoded,) = decoding.targets_of(index, result)
-        word_map = maps.word_map(index, decoded.request, decoded.target, decoded.text, step)
+        word_map = maps.word_map(index, decoded.request, decoded.target, decoded.text)
         links = strongest_links(word_map.weights)
         return AlignOutput(
             index,

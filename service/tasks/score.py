@@ -9,11 +9,12 @@ from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName, check_targets
 from sightline.service.body_fields import RequestBody
 from sightline.service.engine.request import Generated
+from sightline.service.inference.confirmation import confirmed
 from sightline.service.inference.coverage import CoverageReader, TextCoverage
 from sightline.service.inference.generate import Decoding, output_token, without_forced
 from sightline.service.inference.language_choice import choose_languages, generating_model
 from sightline.service.inference.results import DecoderOutputs, OutputTokens
-from sightline.service.parameters import NEUTRAL, HiddenSourceTokens, Language, TopLogprobs
+from sightline.service.parameters import NEUTRAL, ConfirmOmissions, HiddenSourceTokens, Language, TopLogprobs
 
 
 class ScoreBody(RequestBody):
@@ -29,6 +30,7 @@ class ScoreBody(RequestBody):
     return_coverage: Annotated[
         bool, Field(description="Return which words of each input its target omits, and which of its own are doubtful.")
     ] = False
+    confirm_omissions: ConfirmOmissions = False
 
     EXAMPLES = (
         {"inputs": "A dog runs.", "targets": "Ein Hund rennt."},
@@ -78,7 +80,10 @@ async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
             coverage = reader.write(index, request, target, body.targets.texts[index])
         return ScoreOutput(index, sum([token.logprob for token in tokens]), tokens, coverage)
 
-    return ScoreResult(model.name, *await decoding.run(convert))
+    results = await decoding.run(convert)
+    if reader and body.confirm_omissions:
+        results = await confirmed(decoding, body.targets.texts, *results)
+    return ScoreResult(model.name, *results)
 
 
 ENDPOINTS = (Endpoint("POST", "/v1/score", score_targets, ScoreResult, errors=PARAMETER_ERRORS),)

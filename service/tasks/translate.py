@@ -7,7 +7,7 @@ from pydantic import Field
 
 from sightline.base.bundle import MAX_BEAMS
 from sightline.service.api.endpoint import BINARY, JSON, OUTPUT_ERRORS, WITH_FILE, Call, Endpoint, Raw, attachment
-from sightline.service.api.types import ONE_TARGET, Inputs, ModelName
+from sightline.service.api.types import ONE_COVERED_TARGET, Inputs, ModelName
 from sightline.service.body_fields import File, RequestBody
 from sightline.service.inference.attention import check_one_sequence
 from sightline.service.inference.documents import read_file, translate_document
@@ -43,7 +43,7 @@ class TranslationBody(RequestBody):
         GenerateParameters, Field(description="Generation parameters of each sentence, and the languages.")
     ] = Field(
         default=NEUTRAL,
-        json_schema_extra={"properties": {name: ONE_TARGET[name] for name in ONE_TARGET if name != "return_coverage"}},
+        json_schema_extra={"properties": ONE_COVERED_TARGET},
     )
 
     EXAMPLES = (
@@ -61,6 +61,11 @@ class DocumentBody(RequestBody):
     source_language: str | None = Field(default=None, description="BCP 47 tag, or `auto`; that of the model if absent.")
     target_language: str | None = Field(default=None, description="BCP 47 tag; that of the model if absent.")
     num_beams: int = Field(default=1, ge=1, le=MAX_BEAMS, description="Number of beams of each sentence.")
+    repair: bool = Field(
+        default=False,
+        description="Translate sentences that omit words of the document again. The header X-Sightline-Repaired of the "
+        "response has their number.",
+    )
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,9 @@ async def translate_file(call: Call, body: DocumentBody) -> Raw:
     """Translate a document."""
     document = await read_file(call, body.file)
     requested = body.model_dump(include=body.model_fields_set - {"file", "model"}, exclude_none=True)
-    return attachment(await translate_document(call, document, requested, body.model), body.file.name)
+    translated = await translate_document(call, document, requested, body.model)
+    headers = {"x-sightline-repaired": str(call.details["repaired"])} if body.repair else None
+    return attachment(translated, body.file.name, headers)
 
 
 # Long sentences are divided.

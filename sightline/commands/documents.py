@@ -14,11 +14,11 @@ from tqdm import tqdm
 from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError, UsageError, fail
 from sightline.commands.output import Progress
 from sightline.service.api_errors import ApiError
-from sightline.service.inference.call import Call
+from sightline.service.inference.call import Call, UsageRecord
 from sightline.service.inference.documents import sample_of
 from sightline.service.inference.routing import AUTO, load_steps, routes_of
 from sightline.service.inference.service import Service
-from sightline.service.inference.translation import TranslationStep, UsageRecord, translate_marked
+from sightline.service.inference.translation import TranslationStep, num_repaired, translate_marked
 from sightline.service.settings import Settings
 from sightline.translation.files.document import MAX_BYTES, Document, DocumentError, groups_of
 from sightline.translation.files.kinds import KINDS, read_document
@@ -26,7 +26,13 @@ from sightline.translation.glossary import read_terms
 from sightline.translation.marks import PlacedMark, TranslatedText
 
 # Flags of the fields that a model can reject.
-FLAGS = {"source_language": "--from", "target_language": "--to", "num_beams": "--beams", "glossary": "--glossary"}
+FLAGS = {
+    "source_language": "--from",
+    "target_language": "--to",
+    "num_beams": "--beams",
+    "repair": "--repair",
+    "glossary": "--glossary",
+}
 
 
 def read_glossary(path: Path) -> dict[str, str]:
@@ -48,7 +54,7 @@ def translate_documents(
     to: str,
     out: Path | None,
     bundle: Path | None,
-    beams: int,
+    parameters: Mapping[str, Any],
     glossary: Mapping[str, str],
     settings: Settings,
 ) -> int:
@@ -100,7 +106,7 @@ def translate_documents(
         service.worker.start()
         try:
             for target, (path, language) in wanted.items():
-                requested = {"source_language": source, "target_language": language, "num_beams": beams}
+                requested = {"source_language": source, "target_language": language, **parameters}
                 try:
                     await _translate_document(service, path, target, requested, glossary)
                 except DocumentError as error:
@@ -147,6 +153,8 @@ async def _translate_document(
             progress.write([[each.text, [astuple(mark) for mark in each.marks]] for each in results])
             done += results
             bar.update(sum(len(text.text) for text in group))
+        if number := num_repaired(done):
+            print(f"{target}: sentences that were translated again: {number}", file=sys.stderr)
         progress.finish(document.write(done, requested["target_language"]))
 
 

@@ -29,7 +29,7 @@ from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.inference.call import Call
 from sightline.service.inference.coverage import TextCoverage
-from sightline.service.inference.generate import check_parameters
+from sightline.service.inference.generate import GenerateOutput, SplitOutput, check_parameters
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel, Service
 from sightline.service.parameters import GenerateParameters
@@ -41,7 +41,7 @@ CANNOT_TRANSLATE = "cannot translate, because it is no encoder-decoder"
 TEACHER_BEAMS = 4  # of translations that are the targets of a training
 MAX_SHOWN = 8  # languages in an error
 # Flags of the parameters that a model can reject.
-FLAGS = {"num_beams": "--beams", "split_sentences": "--split-sentences"}
+FLAGS = {"num_beams": "--beams", "split_sentences": "--split-sentences", "repair": "--repair"}
 
 Output = StreamOutput | Progress
 
@@ -73,8 +73,10 @@ class TranslateOptions(Options):
     for lines, the default model, or the only bundle that translates"""
     report: Annotated[Path | None, Shown("FILE")] = None
     """Table of the lines whose translation omits words or has doubtful ones: number of the line,
-    smallest coverage, and these words. For lines, and for models that show omissions"""
+    smallest coverage, these words, and the repair. For lines, and for models that show omissions"""
     beams: Annotated[int, Ge(1), Le(MAX_BEAMS)] = Field(1, description=f"Beams of each line, 1 to {MAX_BEAMS}.")
+    repair: bool = False
+    """Translate sentences again that omit words, with models that show omissions"""
     split_sentences: bool | None = None
     """Translate the sentences of a line one by one, and keep the spacing, line breaks and blank
     lines as they are. Default: only for models that were trained on sentences"""
@@ -95,8 +97,9 @@ def run(parser: Parser, words: Sequence[str]) -> int:
     if options.report is not None:
         raise UsageError("--report is for the lines of a file; leave out --to")
     terms = {} if options.glossary is None else read_glossary(options.glossary)
+    parameters = {"num_beams": options.beams, "repair": options.repair}
     return translate_documents(
-        options.file, options.from_, options.to, options.out, options.bundle, options.beams, terms, settings
+        options.file, options.from_, options.to, options.out, options.bundle, parameters, terms, settings
     )
 
 
@@ -107,7 +110,7 @@ def translate_lines(options: TranslateOptions, settings: Settings) -> int:
     is_split = manifest.training_unit == "sentence" if options.split_sentences is None else options.split_sentences
     report = None if options.report is None else Report(options.report)
     parameters = GenerateParameters(
-        num_beams=options.beams, split_sentences=is_split, return_coverage=report is not None
+        num_beams=options.beams, split_sentences=is_split, return_coverage=report is not None, repair=options.repair
     )
     if out is not None and out.is_file() and out.stat().st_size:
         raise UsageError(f"{out} exists; remove it or choose another --out")
@@ -121,6 +124,7 @@ def translate_lines(options: TranslateOptions, settings: Settings) -> int:
                 "model": manifest.digest,
                 "number of beams": options.beams,
                 "splitting of sentences": is_split,
+                "repair": options.repair,
             }
             output = stack.enter_context(Progress(out, inputs))
         if output.num_done:
@@ -136,21 +140,23 @@ def translate_lines(options: TranslateOptions, settings: Settings) -> int:
 
 
 class Report:
-    """Table of the lines with omitted or doubtful words."""
+    """Table of the lines with omitted or doubtful words, and of repaired ones."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._found: dict[int, TextCoverage] = {}
+        self._found: dict[int, tuple[TextCoverage, Sequence[str]]] = {}
 
-    def add(self, number: int, coverage: TextCoverage | None) -> None:
-        if coverage is not None and (coverage.omitted or coverage.doubtful):
-            self._found[number] = coverage
+    def add(self, number: int, output: GenerateOutput | SplitOutput) -> None:
+        coverage, parts = output.coverage, output.sentences if isinstance(output, SplitOutput) else [output]
+        methods = [part.repair.method for part in parts if part.repair]
+        if coverage is not None and (coverage.omitted or coverage.doubtful or methods):
+            self._found[number] = coverage, methods
 
     def write(self) -> None:
-        rows = ["line\tcoverage\tomitted\tdoubtful"]
-        for number, coverage in sorted(self._found.items()):
+        rows = ["line\tcoverage\tomitted\tdoubtful\trepair"]
+        for number, (coverage, methods) in sorted(self._found.items()):
             words = [" ".join(word["text"] for word in words) for words in (coverage.omitted, coverage.doubtful)]
-            rows.append("\t".join([str(number), f"{coverage.coverage:.2f}", *words]))
+            rows.append("\t".join([str(number), f"{coverage.coverage:.2f}", *words, " ".join(methods)]))
         self._path.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
@@ -341,7 +347,7 @@ class LineTranslator:
                 raise
         output = result.outputs[0]
         if self.report is not None:
-            self.report.add(number, output.coverage)
+            self.report.add(number, output)
         # A line must stay one line. Models of single lines do not generate line breaks.
         translation = output.text.replace("\n", " ")
         return translation if is_split else translation.replace("\r", " ")

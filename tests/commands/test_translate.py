@@ -67,14 +67,36 @@ def test_a_report_has_the_lines_with_omitted_or_doubtful_words(
     for chosen in (coverage, None):
         write_manifest(copied, read_manifest(copied).model_copy(update={"coverage": chosen}))
         if chosen is not None:
+            assert translated(LINES, "--repair", "--report", str(report), folder=copied)[0] == 0
+            repaired = [line.split("\t") for line in report.read_text(encoding="utf-8").splitlines()[1:]]
             assert translated(LINES, "--report", str(report), folder=copied) == translated(folder=copied)
     head, *rows = [line.split("\t") for line in report.read_text(encoding="utf-8").splitlines()]
-    assert head == ["line", "coverage", "omitted", "doubtful"]
+    assert head == ["line", "coverage", "omitted", "doubtful", "repair"]
     assert [row[0] for row in rows] == ["1", "3", "5"] and rows[0][2] == "A man sleeps"
+    assert [row[0] for row in repaired] == ["1", "3", "5"] and all(row[4] for row in repaired)
+    assert not any(row[4] for row in rows)
     code, _, errors = translated(LINES, "--report", str(report), folder=copied)
     assert code and "return_coverage is not supported by" in errors and "`sightline coverage`" in errors
     code, _, errors = translated(LINES, "--report", str(report), "--to", "de", folder=copied)
     assert code and errors == "error: --report is for the lines of a file; leave out --to\n"
+
+
+def test_sentences_of_documents_are_repaired(bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    document, folder = tmp_path / "a.html", tmp_path / "copied"
+    document.write_text("<p>A <b>man</b> sleeps.</p>")
+    shutil.copytree(bundle, folder)
+    command = ["translate", str(document), "--bundle", str(folder), "--threads", "1", "--to", "de"]
+    assert main([*command, "--out", str(tmp_path / "plain")]) == 0
+    for threshold, is_flagged in ((0.0, False), (2.0, True)):
+        coverage = Coverage(layer=0, head=0, auroc=0.9, insertions=1, threshold=threshold)
+        write_manifest(folder, read_manifest(folder).model_copy(update={"coverage": coverage}))
+        capfd.readouterr()
+        out = tmp_path / str(threshold)
+        assert main([*command, "--repair", "--out", str(out)]) == 0
+        number = f"{out}/a.de.html: sentences that were translated again: 1\n"
+        assert capfd.readouterr().err == number * is_flagged
+        found, plain = ((folder / "a.de.html").read_text() for folder in (out, tmp_path / "plain"))
+        assert found.count("<b>") == 1 and (is_flagged or found == plain)
 
 
 def test_the_last_line_needs_no_end_and_a_mark_of_byte_order_does_not_count(translated: Translate) -> None:

@@ -6,9 +6,8 @@ in the service.
 
 import re
 import unicodedata
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +77,7 @@ def word_spans(text: str) -> list[Span]:
 
 def is_name(word: str) -> bool:
     """Return True if a word has a letter or a digit, so that it is no punctuation mark."""
-    return any(map(str.isalnum, word))
+    return word.isalnum() or any(map(str.isalnum, word))  # most words have nothing else
 
 
 def words_of(text: str, spans: Sequence[Span | None]) -> list[Word]:
@@ -90,30 +89,33 @@ def words_of(text: str, spans: Sequence[Span | None]) -> list[Word]:
     is None, belong to no word. Spans are in ascending order and may include whitespace. Tokens that
     share a character have it in both spans.
     """
-    parts = word_spans(text)
-    starts, ends = [start for start, _ in parts], [end for _, end in parts]
-    words: list[tuple[int, int, list[int]]] = []  # first and last part, and tokens
+    end_of_text = len(text) + 1
+    parts = [*word_spans(text), (end_of_text, end_of_text)]
+    words: list[list[Any]] = []  # first and last part, and tokens
     waiting: list[int] = []  # tokens without visible characters, before the next word
+    first = 0  # part at the start of a token, or the next one
     for token, span in enumerate(spans):
         if span is None:
             continue
         waiting.append(token)
         start, end = span
-        first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
-        if start == end or first > last:
+        while parts[first][1] <= start:
+            first += 1
+        if start == end or parts[first][0] >= end:
             continue
+        last = first
+        while parts[last + 1][0] < end:
+            last += 1
         if words and first <= words[-1][1]:
-            earliest, latest, tokens = words[-1]
-            words[-1] = earliest, max(latest, last), tokens + waiting
+            words[-1][1] = max(words[-1][1], last)
+            words[-1][2] += waiting
         else:
-            words.append((first, last, waiting))
+            words.append([first, last, waiting])
         waiting = []
     if words:
-        words[-1][2].extend(waiting)
-    return [
-        Word(text[starts[first] : ends[last]], starts[first], ends[last], tuple(tokens))
-        for first, last, tokens in words
-    ]
+        words[-1][2] += waiting
+    found = [(parts[first][0], parts[last][1], tokens) for first, last, tokens in words]
+    return [Word(text[start:end], start, end, tuple(tokens)) for start, end, tokens in found]
 
 
 def rows_that_read(maps: NDArray[np.float32]) -> NDArray[np.float32]:

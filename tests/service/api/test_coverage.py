@@ -7,10 +7,13 @@ import pytest
 
 from sightline.base.bundle import Coverage
 from sightline.base.text.words import words_of
+from sightline.service.inference import confirmation
 from tests.service.conftest import MakeBackend, Running, Start, with_coverage, with_languages
 
 pytestmark = pytest.mark.anyio
 SOURCE, TARGET = "Hund x.", "a dogHund"
+CONFIRMS = {"confirm_omissions": True}
+PAIR = {"source": "en", "target": "de"}
 RELIABLE = Coverage(layer=0, head=1, auroc=0.95, insertions=100, threshold=0.3, untranslated=("x",))
 
 
@@ -104,6 +107,7 @@ async def test_conflicting_parameters_are_rejected(covering: Running) -> None:
     for parameters, stream, message in (
         ({"return_coverage": True}, True, "A stream has no parameters.return_coverage; leave it out, or do not"),
         ({"repair": True}, True, "A stream has no parameters.repair; leave it out, or do not stream."),
+        (CONFIRMS, False, "parameters.confirm_omissions needs parameters.return_coverage or parameters.repair; set"),
         ({"repair": True, "stop": "x"}, False, "parameters.repair cannot be combined with parameters.stop; leave"),
         ({"repair": True, "do_sample": True}, False, "parameters.repair cannot be combined with parameters.do_sample"),
     ):
@@ -139,6 +143,42 @@ async def test_only_flagged_texts_are_repaired(start: Start, make_backend: MakeB
             assert more == is_flagged
 
 
+async def test_marks_are_confirmed_if_the_target_is_more_probable_without_the_word(
+    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, source = RELIABLE.model_copy(update={"threshold": 1.1, "untranslated": ()}), "Hund x a dog."
+    async with start(with_coverage(make_backend(), chosen)) as running:
+        pair = {"inputs": source, "targets": TARGET}
+        (whole,) = (await running.result("/v1/score", pair))["outputs"]
+        (maps,) = (await running.result("/v1/attention", {**pair, "kinds": ["cross"]}))["outputs"]
+        spans = [None if span is None else (span[0], span[1]) for span in maps["source_offsets"]]
+        gains = []
+        for word in words_of(source, spans):
+            (hidden,) = (await running.result("/v1/score", {**pair, "hidden_source_tokens": word.tokens}))["outputs"]
+            gains.append(hidden["score"] - whole["score"])
+        least = float(np.median(gains[:4])) - 1e-4  # of words that are no marks
+        monkeypatch.setattr(confirmation, "MIN_GAIN", least)
+        expected = [gain >= least for gain in gains[:4]] + [False]
+        coverages = []
+        for confirms in (False, True):
+            body = {**pair, "return_coverage": True, "confirm_omissions": confirms}
+            coverages.append((await running.result("/v1/score", body))["outputs"][0]["coverage"])
+        first, second = ([word.pop("omitted") for word in each["source_words"]] for each in coverages)
+        assert first == [True] * 4 + [False] and second == expected and {*expected[:4]} == {True, False}
+        assert coverages[0] == coverages[1]
+
+
+async def test_generated_texts_and_their_repairs_are_confirmed(covering: Running) -> None:
+    for parameters in ({"return_coverage": True}, {"repair": True}):
+        body: dict[str, Any] = {"inputs": [SOURCE, "a dog"], "parameters": {**parameters, "max_new_tokens": 6}}
+        plain = await covering.result("/v1/generate", body)
+        found = await covering.result("/v1/generate", {**body, "parameters": {**body["parameters"], **CONFIRMS}})
+        for one, other in zip(plain["outputs"], found["outputs"], strict=True):
+            marks = [[word["omitted"] for word in each["coverage"]["source_words"]] for each in (one, other)]
+            assert all(mark >= later for mark, later in zip(*marks, strict=True)) or parameters == {"repair": True}
+        assert found["usage"]["input_tokens"] >= plain["usage"]["input_tokens"]
+
+
 async def test_align_returns_the_weights_behind_the_links(covering: Running) -> None:
     body = {"inputs": SOURCE, "targets": TARGET, "layer": 0, "head": 1, "step": "reads"}
     (plain,) = (await covering.result("/v1/align", body))["outputs"]
@@ -166,6 +206,75 @@ async def test_whole_texts_have_the_coverage_of_their_sentences(start: Start, ma
             "unsupported_parameter",
             "parameters.return_coverage",
         )
+
+
+async def test_words_that_the_model_does_not_read_are_in_the_coverage(start: Start, make_backend: MakeBackend) -> None:
+    async with start(with_languages(with_coverage(make_backend(), RELIABLE), fake="en-de")) as running:
+        text = "a dog. \n\nHund {name} “x” a."
+        body = {"inputs": text, "parameters": {"return_coverage": True}}
+        (output,) = (await running.result("/v1/translate", body))["outputs"]
+        for side, whole in (("source", text), ("target", output["text"])):
+            words = output["coverage"][f"{side}_words"]
+            assert all(whole[word["start"] : word["end"]] == word["text"] for word in words)
+            assert [word["text"] for word in words].count("{name}") == 1
+            assert words == sorted(words, key=lambda word: word["start"])
+        sources = [word["text"] for word in output["coverage"]["source_words"]]
+        assert sources == ["a", "dog", ".", "Hund", "{name}", "“", "x", "”", "a", "."]
+
+
+async def test_every_service_of_translation_repairs_only_flagged_sentences(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    text, html = "# a dog\n\n\tHund {name}", "<p>a <b>dog</b> {name}</p>"
+    for threshold, is_flagged in ((0.0, False), (1.1, True)):
+        chosen = RELIABLE.model_copy(update={"threshold": threshold})
+        async with start(with_languages(with_coverage(make_backend(), chosen), fake="en-de")) as running:
+            for body in ({"inputs": text}, {"inputs": html, "markup": "html"}):
+                (plain,) = (await running.result("/v1/translate", body))["outputs"]
+                result = await running.result("/v1/translate", {**body, "parameters": {"repair": True}})
+                (found,) = result["outputs"]
+                assert all(
+                    found["text"].count(part) == body["inputs"].count(part) for part in ("{name}", "<b>", "</b>")
+                )
+                assert found["coverage"] is None and bool(found["repairs"]) == is_flagged
+                assert all(repair["num_omitted"] and repair["text"] for repair in found["repairs"])
+                assert is_flagged or found == plain
+                libre = {"q": [body["inputs"]], **PAIR, "format": body.get("markup", "text"), "repair": True}
+                translated = await running.result("/translate", libre)
+                assert translated == {"translatedText": [found["text"]], "repairs": [found["repairs"]]}
+            sources = [repair["source"] for repair in found["repairs"]]
+            assert sources == ["a dog Peter"] * is_flagged
+            fields = {"source_language": "en", "target_language": "de", "repair": "true"}
+            file = {"file": ("a.html", html.encode())}
+            response = await running.client.post("/v1/translate", data=fields, files=file)
+            assert response.content.decode().strip() == found["text"]
+            assert response.headers["x-sightline-repaired"] == str(int(is_flagged))
+
+
+async def test_repairs_of_two_models_are_those_of_both(start: Start, make_backend: MakeBackend) -> None:
+    backend = with_languages(make_backend("a", "b"), a="de-en", b="en-fr")
+    chosen = RELIABLE.model_copy(update={"threshold": 1.1})
+    backend.manifests = tuple(one.model_copy(update={"coverage": chosen}) for one in backend.manifests)
+    async with start(backend) as running:
+        languages = {"source_language": "de", "target_language": "fr", "repair": True}
+        (output,) = (await running.result("/v1/translate", {"inputs": "Hund x.", "parameters": languages}))["outputs"]
+        first, *others = [repair["source"] for repair in output["repairs"]]
+        assert first == "Hund x." and others
+        both = {"inputs": "Hund x.", "parameters": {**languages, "return_coverage": True}}
+        assert await running.error("/v1/translate", both) == (
+            422,
+            "unsupported_parameter",
+            "parameters.return_coverage",
+        )
+
+
+async def test_a_repair_that_is_impossible_names_its_field(start: Start, make_backend: MakeBackend) -> None:
+    async with start(with_languages(with_coverage(make_backend(), None), fake="en-de")) as running:
+        body = {"inputs": "a dog", "parameters": {"repair": True}}
+        assert await running.error("/v1/translate", body) == (422, "unsupported_parameter", "parameters.repair")
+        libre = {"q": "a dog", **PAIR, "repair": True, "alternatives": 1}
+        message = (await running.post("/translate", libre)).json()["error"]
+        assert message.startswith("repair cannot be combined with alternatives; leave out one of them.")
 
 
 async def test_the_sentences_of_an_input_share_a_coverage_of_the_whole(start: Start, make_backend: MakeBackend) -> None:

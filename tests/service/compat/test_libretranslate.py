@@ -172,7 +172,7 @@ async def test_openapi_declares_both_bodies_and_forms_without_lists_or_nulls(sta
         form = content[FORM["content-type"]]["schema"]
         kinds = {name: field["type"] for name, field in form["properties"].items()}
         texts = dict.fromkeys(("on_empty", "q", "source", "target", "format", "api_key"), "string")
-        assert kinds == texts | {"alternatives": "integer", "return_coverage": "boolean"}
+        assert kinds == texts | {"alternatives": "integer", "return_coverage": "boolean", "repair": "boolean"}
         assert form["properties"]["format"]["enum"] == ["text", "html"]
         assert (form["required"], form["additionalProperties"]) == (["source", "target", "q"], False)
         assert set(paths["/v1/generate"]["post"]["requestBody"]["content"]) == {"application/json"}

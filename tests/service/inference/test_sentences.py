@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sightline.base.text.sentences import SplitText, split_sentences
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.engine.worker import RequestFuture, Worker
 from sightline.service.inference.admission import AdmissionController, Reservation
+from sightline.service.inference.sentence_splitting import _starts
 from tests.service.conftest import FakeBackend, MakeBackend, Start, changed, generate, until, with_languages
 from tests.support.fake_runner import Faults
 from tests.support.tables import read_table
@@ -33,6 +35,11 @@ def translating(make_backend: MakeBackend) -> Translating:
         return with_languages(make_backend(**options), fake="en-de")
 
     return make
+
+
+def test_a_part_is_not_found_in_the_text_before_it() -> None:
+    assert [*_starts("2.\n2. a", ["2.", "a"], ["2.\n", " ", ""])] == [3, 6]
+    assert [*_starts("x y z", ["x", "z"], repeat(""))] == [0, 4]
 
 
 @pytest.mark.parametrize("parameters", read_table(__file__, "parameters"), ids=str)
