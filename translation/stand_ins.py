@@ -126,8 +126,7 @@ class Sentence:
         """
         shares = shared(translated.weights)
         sources = [
-            _word(self.text, self.origins[start][0], self.origins[end - 1][1])
-            for start, end in translated.source_words
+            _word(self.text, self.origins[start][0], self.origins[end - 1][1]) for start, end in translated.source_words
         ]
         columns = {
             edit: [index for index, word in enumerate(sources) if word.start < edit.end and edit.start < word.end]
