@@ -386,7 +386,7 @@ ENDPOINTS = (
         "/v2/document",
         upload_document,
         DeeplHandle,
-        errors=("not_found", "unsupported_parameter"),
+        errors=("model_not_found", "not_found", "unsupported_parameter", "unsupported_task"),
         body_format=WITH_FILE,
     ),
     _post("/v2/document/{document_id}", document_status, DeeplStatus, errors=("not_found",)),

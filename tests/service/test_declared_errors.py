@@ -421,8 +421,9 @@ async def test_every_route_that_uses_a_model_is_subject_to_admission(
             responses = cause.responses(running, operation)
             found = {getattr(caplog.records[-1], logs.FIELDS)["code"] async for _ in responses}
             names_model = bool({"model_not_found", "deadline_exceeded"} & operation.errors.keys())
-            # Loading, unloading and describing a model use no queue.
-            asks_model = names_model and "forbidden" not in operation.errors and operation.path != "/api/show"
+            # Loading, unloading and describing a model use no queue, and documents wait for it.
+            asks_model = names_model and "forbidden" not in operation.errors
+            asks_model = asks_model and operation.path not in ("/api/show", "/v2/document")
             assert ("overloaded" in found) == asks_model, f"{operation}: {found}"
             assert None not in found or not asks_model, operation
 
