@@ -85,6 +85,7 @@ class Study:
             REFERENCES: list(zip(self._sources, references, strict=False)),
             OWN: _pairs(self._sources, self._outputs),
             OTHERS: _pairs(others[:PLANTED], self._generate(others[:PLANTED])),
+            SEVERAL: _pairs(several, self._several),
             "training": list(zip(learned, train, strict=False)) or _pairs(learned, self._generate(learned)),
         }
         pairs = [pair for each in self._pairs.values() for pair in each]
@@ -118,8 +119,8 @@ class Study:
         groups = [(self._pairs[OWN][group], self._links[OWN][group]) for group in self._groups]
         cases = [left_out(number, *group) for number, group in enumerate(groups)]
         yield row_of(f"{SEVERAL}, one left out", cases, self._score(cases))
-        texts = [output["text"] for output in self._several]
-        cases = [joined(number, *group, text) for number, (group, text) in enumerate(zip(groups, texts, strict=True))]
+        outputs = zip(groups, self._pairs[SEVERAL], self._links[SEVERAL], strict=True)
+        cases = [joined(number, *group, text, found) for number, (group, (_, text), found) in enumerate(outputs)]
         yield row_of(f"{SEVERAL}, outputs", cases, self._several)
         confirmed = self._generate(self._sources, confirm_omissions=True)
         if self._pairs[REFERENCES]:

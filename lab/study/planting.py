@@ -83,35 +83,45 @@ def _starts(pairs: Sequence[Pair]) -> list[int]:
 
 
 def left_out(group: int, pairs: Sequence[Pair], links: Sequence[Links]) -> Case:
-    """Return several sentences in one source, of which the target omits one."""
+    """Return several sentences in one source, of which the target omits one.
+
+    Words that are in several of the sentences do not count: a target says for none of them which
+    one it translates.
+    """
     left, starts = group % len(pairs), _starts(pairs)
+    source = " ".join(source for source, _ in pairs)
+    counts = Counter(word.lower() for word in words_in(source))
     unknown = [
         (start + first, start + last)
-        for start, (source, _), of_pair in zip(starts, pairs, links, strict=False)
-        for first, last in unlinked(source, of_pair)
+        for start, (text, _), of_pair in zip(starts, pairs, links, strict=False)
+        for first, last in unlinked(text, of_pair)
     ]
-    sources, targets = zip(*pairs, strict=True)
-    kept = " ".join([*targets[:left], *targets[left + 1 :]])
-    return Case(group, " ".join(sources), kept, [(starts[left], starts[left + 1])], unknown)
+    unknown += [(start, end) for start, end in word_spans(source) if counts[source[start:end].lower()] > 1]
+    kept = " ".join(target for number, (_, target) in enumerate(pairs) if number != left)
+    return Case(group, source, kept, [(starts[left], starts[left + 1])], unknown)
 
 
-def joined(group: int, pairs: Sequence[Pair], links: Sequence[Links], target: str) -> Case:
+def joined(group: int, pairs: Sequence[Pair], links: Sequence[Links], target: str, found: Links) -> Case:
     """Return several sentences in one source with a target for all.
 
-    A word is omitted if what it is linked to, in the translation of its sentence alone, is not in
-    the target. Words that are linked to words of several sentences do not count.
+    A word is omitted if no `found` link leads from it to the target, and what it is linked to in
+    the translation of its sentence alone is not there either. It is translated if neither holds.
+    Other words do not count, nor do those that are linked to words of several sentences.
     """
-    found, errors, unknown = {word.lower() for word in words_in(target)}, list[Span](), list[Span]()
+    known, errors, unknown = {word.lower() for word in words_in(target)}, list[Span](), list[Span]()
     translations = [[word.lower() for word in words_in(each)] for _, each in pairs]
     counts = Counter(word for words in translations for word in set(words))
-    for start, (source, _), words, of_pair in zip(_starts(pairs), pairs, translations, links, strict=False):
-        for index, (first, last) in enumerate(word_spans(source)):
-            own = {words[other] for word, other in of_pair if word == index}
-            if not own or any(counts[word] > 1 for word in own):
-                unknown.append((start + first, start + last))
-            elif own.isdisjoint(found):
-                errors.append((start + first, start + last))
-    return Case(group, " ".join(source for source, _ in pairs), target, errors, unknown)
+    source = " ".join(source for source, _ in pairs)
+    without_link = set(unlinked(source, found))
+    for start, (text, _), words, of_pair in zip(_starts(pairs), pairs, translations, links, strict=False):
+        for index, (first, last) in enumerate(word_spans(text)):
+            own, span = {words[other] for word, other in of_pair if word == index}, (start + first, start + last)
+            is_omitted = own.isdisjoint(known)
+            if not own or any(counts[word] > 1 for word in own) or is_omitted != (span in without_link):
+                unknown.append(span)
+            elif is_omitted:
+                errors.append(span)
+    return Case(group, source, target, errors, unknown)
 
 
 def judged(group: int, pair: Pair, links: Links, known: Links) -> Case:

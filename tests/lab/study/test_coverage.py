@@ -46,9 +46,11 @@ def test_one_of_several_sentences_is_left_out() -> None:
     case = left_out(1, pairs, links)
     assert (case.source, case.target) == ("A dog. Two cats.", "Ein Hund.")
     assert errors(case, case.source) == ["Two cats."]
-    assert [case.source[slice(*span)] for span in case.unknown] == ["A", ".", "."]
-    case = joined(1, pairs, links, "Zwei schwarze Tiere.")
+    assert [case.source[slice(*span)] for span in case.unknown] == ["A", ".", ".", ".", "."]  # repeated words, too
+    case = joined(1, pairs, links, "Zwei schwarze Tiere.", frozenset({(3, 0)}))
     assert errors(case, case.source) == ["dog", "cats"]
+    case = joined(1, pairs, links, "Zwei schwarze Tiere.", frozenset({(3, 0), (4, 2)}))
+    assert errors(case, case.source) == ["dog"]  # the two signs of "cats" differ
 
 
 def test_known_words_without_a_link_are_omitted() -> None:
