@@ -119,8 +119,8 @@ class Study:
         groups = [(self._pairs[OWN][group], self._links[OWN][group]) for group in self._groups]
         cases = [left_out(number, *group) for number, group in enumerate(groups)]
         yield row_of(f"{SEVERAL}, one left out", cases, self._score(cases))
-        outputs = zip(groups, self._pairs[SEVERAL], self._links[SEVERAL], strict=True)
-        cases = [joined(number, *group, text, found) for number, (group, (_, text), found) in enumerate(outputs)]
+        together = zip(groups, self._pairs[SEVERAL], self._links[SEVERAL], strict=True)
+        cases = [joined(number, *group, text, found) for number, (group, (_, text), found) in enumerate(together)]
         yield row_of(f"{SEVERAL}, outputs", cases, self._several)
         confirmed = self._generate(self._sources, confirm_omissions=True)
         if self._pairs[REFERENCES]:
