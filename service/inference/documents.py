@@ -12,12 +12,7 @@ from sightline.service.inference.admission import ResponseReservation
 from sightline.service.inference.call import Call, UsageRecord
 from sightline.service.inference.document_store import MAX_AGE_S
 from sightline.service.inference.routing import load_steps, routes_of
-from sightline.service.inference.translation import (
-    NO_TERMS,
-    missing_library,
-    num_repaired,
-    translate_marked,
-)
+from sightline.service.inference.translation import NO_TERMS, missing_library, num_repaired, translate_marked
 from sightline.translation.files.document import Document, DocumentError, groups_of
 from sightline.translation.files.kinds import read_document
 from sightline.translation.marks import TranslatedText

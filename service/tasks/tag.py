@@ -14,7 +14,7 @@ from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName, Truncate
 from sightline.service.body_fields import RequestBody
 from sightline.service.engine.request import Encoded
-from sightline.service.inference.call import Ids
+from sightline.service.inference.call import INLINE_CHARACTERS, Ids
 from sightline.service.inference.labels import apply_function
 from sightline.service.inference.results import Outputs
 from sightline.service.inference.source_encoding import encode_sources, read_sources
@@ -117,7 +117,8 @@ async def tag_texts(call: Call, body: TagBody) -> TagResult:
 def spans_of(tokenizer: TextTokenizer, text: str, ids: Ids) -> list[TokenSpan]:
     """Return the character range of each token of an input; `ids` may be a truncated input."""
     # Tokens at the start of a text do not depend on text far behind them, see `encode_truncated`.
-    text = text[: 4 * len(ids) * tokenizer.longest_token_bytes]
+    if len(text) > INLINE_CHARACTERS:  # in another thread, see `Call.tokenize`
+        text = text[: 4 * len(ids) * tokenizer.longest_token_bytes]
     spans = tokenizer.encode_offsets(text)
     if len(spans) <= len(ids):
         return spans

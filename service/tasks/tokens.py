@@ -112,7 +112,9 @@ async def join_tokens(call: Call, body: DetokenizeBody) -> DetokenizeResult:
     if num_ids > MAX_IDS:
         message = f"The lists have {num_ids} ids; a call detokenizes at most {MAX_IDS}."
         raise ApiError("response_too_large", message)
-    call.response_memory.reserve(num_ids * tokenizer.longest_token_bytes)
+    # The first call for a tokenizer looks at all of its tokens.
+    longest = await call.tokenize(lambda: tokenizer.longest_token_bytes, None)
+    call.response_memory.reserve(num_ids * longest)
     limit = len(tokenizer)
 
     def run() -> list[str]:
