@@ -28,7 +28,7 @@ from sightline.service.engine.generation import (
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.prefill import BUDGET_S, Prefill, PrefillQueue
 from sightline.service.engine.prefix_cache import PrefixCache
-from sightline.service.engine.recorded_maps import MapRecorder, Maps, encoder_maps, prompt_block, record_step
+from sightline.service.engine.recorded_maps import Maps, encoder_maps, prompt_block
 from sightline.service.engine.request import (
     Cancelled,
     Encoded,
@@ -517,8 +517,7 @@ class Engine:
         for name, array in outputs.items():
             of_last = array[:, :, -1].copy() if array.ndim > 1 else array  # maps, without those of other tokens
             step[name] = np.broadcast_to(of_last, (len(rows), *of_last.shape))
-        if self._rows.record_maps:
-            self._record_maps(rows, step)
+        self._rows.log_maps(rows, step)
         self._advance_all(rows, step, now)
 
     def _end_all(self, prefill: Prefill, event: Event) -> None:
@@ -580,8 +579,7 @@ class Engine:
                 return False
             now = self._clock()
             self._notify(self._observer.on_step, len(rows), now - started)
-            if self._rows.record_maps:
-                self._record_maps(rows, outputs)
+            self._rows.log_maps(rows, outputs)
             if now - first >= self._alone_s or not self._take_best(outputs):
                 break
             started = now
@@ -624,15 +622,6 @@ class Engine:
             logger.exception("a decoder step failed for %d rows", len(rows))
         return self._rows.step_each(rows) if len(rows) > 1 else None
 
-    def _record_maps(self, rows: range, outputs: Mapping[str, Array]) -> None:
-        recorders = list[tuple[int, MapRecorder]]()
-        for generation in self._rows.generations_of(rows):
-            if generation.records_maps:
-                generation.charge_step()
-                for row, hypothesis in zip(generation.rows, generation.hypotheses(), strict=False):
-                    recorders.append((row - rows.start, hypothesis.maps))
-        record_step(self._map_names, recorders, outputs)
-
     def _advance(self, generation: Generation, scores: StepScores, beam_copies: BeamCopies, now: float) -> Event | None:
         """Process a step's scores for one generation. Return its final event if it ends."""
         active = generation.active_request
@@ -643,6 +632,7 @@ class Engine:
             targets = generation.advance(scores, beam_copies)
             token = generation.new_token if generation.request.stream else None
             if targets:
+                self._rows.record(generation)
                 generation.charge_targets(targets)
                 if generation.request.contributions is not None:
                     targets = with_contributions(self._runner, generation.request, targets)

@@ -129,6 +129,9 @@ class Generation(RowOwner, ABC):
         maps = MapRecorder(request, encoder_maps, len(self.decoder_prompt_ids))
         self._first = Hypothesis(maps, request.stop, request.matcher and request.matcher.copy())
         self.records_maps = bool(self._first.maps.steps)
+        # With several hypotheses or a budget, maps are recorded after each step.
+        self.may_record_later = parameters.num_beams == 1 and request.map_budget is None
+        self.num_logged = 0  # number of logged steps that are recorded, or before the first step
         self.records_prompt = request.prompt_rows and "decoder" in request.attention
         self._row_sizes: list[int] = []  # number of map values that each step has added to a target
         self._num_charged = 0  # number of map values charged to the budget

@@ -17,6 +17,7 @@ import numpy as np
 
 from sightline.base.bundle import TOP_OUTPUTS, VOCABULARY_OUTPUTS, Manifest
 from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
+from sightline.service.engine.recorded_maps import StepLog
 from sightline.service.engine.request import GenerateRequest, Request
 from sightline.service.engine.scheduler import RowCounts
 from sightline.service.runtime.runner import BLOCK_TOKENS, Array, Int32, Int64, Runner
@@ -44,7 +45,9 @@ class Rows:
         self._lengths = np.zeros(runner.max_rows, np.int32)  # number of tokens that each row has processed
         self._source_lengths = np.zeros(runner.max_rows, np.int32)  # without hidden source tokens
         self._whole = np.zeros(runner.max_rows, np.bool_)  # rows that need scores of the whole vocabulary
-        self.record_maps = False  # a running generation records attention maps
+        self._recording: list[Generation] = []  # running generations that record attention maps
+        self._may_record_later = True  # all of them can wait
+        self._log = StepLog({maps.kind: maps.outputs for maps in runner.manifest.attention})
         self._outputs: tuple[str, ...] = ()  # outputs of the next step that the generations need
 
     def __len__(self) -> int:
@@ -115,7 +118,8 @@ class Rows:
             generation.rows.append(row)
             self._owners.append(generation)
             self._whole[row] = generation.needs_vocabulary
-        self._running.update((generation, None) for generation, _ in newcomers)
+        for generation, _ in newcomers:
+            self._running[generation], generation.num_logged = None, len(self._log)
         self._num_running = first + num_first
         self._choose_outputs()
 
@@ -160,7 +164,7 @@ class Rows:
                 self._exchange(generation.rows[index], self._num_running)
                 self._num_running += 1
             del self._in_prefill[generation]
-            self._running[generation] = None
+            self._running[generation], generation.num_logged = None, len(self._log)
         rows = range(first_row, self._num_running)
         num_read = len(generations[0].prefill_ids)
         self._lengths[rows.start : rows.stop] = num_read - 1
@@ -200,7 +204,27 @@ class Rows:
         for column in (self._token_ids, self._lengths, self._source_lengths, self._whole):
             column[target] = column[source]
         owner = self._owners[target] = self._owners[source]
+        if isinstance(owner, Generation):
+            self.record(owner)
         owner.rows[owner.rows.index(source)] = target
+
+    def log_maps(self, rows: range, outputs: Mapping[str, Array]) -> None:
+        """Keep the maps of a step for the generations that record them, if there are any."""
+        if not self._recording or (self._log.append(rows, outputs) and self._may_record_later):
+            return
+        for generation in self._recording:
+            if generation.rows[0] in rows:
+                generation.charge_step()
+            self.record(generation)
+            generation.num_logged = 0
+        self._log.clear()
+
+    def record(self, generation: Generation) -> None:
+        """Move the logged maps of a generation to its recorders."""
+        if generation.records_maps:
+            for row, hypothesis in zip(generation.rows, generation.hypotheses(), strict=False):
+                hypothesis.maps.extend(self._log, row, generation.num_logged)
+            generation.num_logged = len(self._log)
 
     def _exchange(self, first: int, second: int) -> None:
         """Exchange two rows in prefill. States of a row that has read nothing are not copied."""
@@ -221,7 +245,10 @@ class Rows:
         self._owners[first], self._owners[second] = owners[1], owners[0]
 
     def _choose_outputs(self) -> None:
-        self.record_maps = any(generation.records_maps for generation in self._running)
+        self._recording = [generation for generation in self._running if generation.records_maps]
+        self._may_record_later = all(generation.may_record_later for generation in self._recording)
+        if not self._recording:
+            self._log.clear()
         requested = TOP_OUTPUTS.union(*(generation.outputs for generation in self._running))
         self._outputs = tuple(name for name in self._runner.manifest.decoder_graph.outputs if name in requested)
 

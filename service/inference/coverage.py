@@ -177,28 +177,26 @@ class CoverageReader:
         weights = maps[0, 0] if "cross" in request.map_parts else maps[self._layer, self._head]
         values = coverage_of(weights, [word.tokens for word in words]).tolist()
         sources = list[CoveredWord]()
-        smallest = 1.0
-        for word, value in zip(words, values, strict=True):
-            is_judged = is_name(word.text) and word.text.lower() not in self._untranslated
-            if is_judged and value < smallest:
-                smallest = value
-            is_omitted = is_judged and value < self._threshold
-            start, end = word.start, word.end
-            sources.append({"text": word.text, "start": start, "end": end, "coverage": value, "omitted": is_omitted})
-        self._count(has_omissions=smallest < self._threshold)
+        smallest, threshold = 1.0, self._threshold
+        for (name, start, end, _), value in zip(words, values, strict=True):
+            is_omitted = False
+            if value < max(smallest, threshold) and is_name(name) and name.lower() not in self._untranslated:
+                smallest, is_omitted = min(smallest, value), value < threshold
+            sources.append({"text": name, "start": start, "end": end, "coverage": value, "omitted": is_omitted})
+        self._count(has_omissions=smallest < threshold)
         return TextCoverage(smallest, sources, list(self._supported(target, text)))
 
     def _supported(self, target: Target, text: str) -> Iterator[SupportedWord]:
-        tokens, tokenizer = target.tokens, self._model.target_tokenizer
-        ids = [token.id for token in tokens]
+        tokenizer, ids = self._model.target_tokenizer, [token.id for token in target.tokens]
+        logprobs = [token.logprob for token in target.tokens]
         is_forced = target.finish_reason == "forced"
         offsets = _offsets(tokenizer, ids, text) if is_forced else tokenizer.decoded_offsets(ids)
         if target.finish_reason == "stop":  # the text ends before the stop string
             offsets = [within(span, len(text)) for span in offsets]
-        for word in words_of(text, offsets):
-            logprob = sum([tokens[token].logprob for token in word.tokens])
-            start, end, is_doubtful = word.start, word.end, logprob < DOUBTFUL_LOGPROB
-            yield {"text": word.text, "start": start, "end": end, "logprob": logprob, "doubtful": is_doubtful}
+        for name, start, end, tokens in words_of(text, offsets):
+            logprob = sum([logprobs[token] for token in tokens])
+            is_doubtful = logprob < DOUBTFUL_LOGPROB
+            yield {"text": name, "start": start, "end": end, "logprob": logprob, "doubtful": is_doubtful}
 
 
 def _offsets(tokenizer: TextTokenizer, ids: Sequence[int], text: str, num_added: tuple[int, int] = (0, 0)) -> Offsets:

@@ -112,7 +112,8 @@ class StepBinding:
         """Bind the graph.
 
         Args:
-            fixed: preallocated arrays by output; each run allocates the other outputs.
+            fixed: preallocated arrays by output; each run allocates the other outputs. If the last
+                axis of an output is dynamic, it is that of the longest source, here of any.
             device: provider whose memory holds the inputs.
             num_tokens: number of tokens of each row; None for a graph that reads one token of each
                 row, without an axis for it.
@@ -132,7 +133,10 @@ class StepBinding:
             self._io.bind_ortvalue_input(name, tensor)
         for group in groups:
             group.bind(self._io, first, count)
-        self._fixed = fixed
+        self._fixed = dict(fixed)
+        sized = {node.name for node in session.get_outputs() if isinstance(node.shape[-1], int)}
+        self._of_source = {name: array for name, array in fixed.items() if name not in sized}
+        self._columns = 0
         for name, array in fixed.items():
             self._io.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
         self._allocated = [name for name in outputs if name not in fixed]
@@ -144,15 +148,29 @@ class StepBinding:
             array[...] = inputs[name]
         for name, tensor in self._copies.items():
             tensor.update_inplace(self._inputs[name])
+        if self._of_source:
+            self._set_columns(max(inputs["source_lengths"].tolist()))  # faster than NumPy for few rows
         self._session.run_with_iobinding(self._io, options)
+        outputs = dict(self._fixed)
+        for name in self._of_source:  # the caller may keep them
+            outputs[name] = outputs[name].copy()
         if not self._allocated:
-            return self._fixed
+            return outputs
         # A list would wrap all the states too, which costs more time than a small step.
         values = self._io.get_outputs_as_ortvaluevector()
         first = len(values) - len(self._allocated)  # these outputs were bound last
-        allocated = {name: values[first + i].numpy() for i, name in enumerate(self._allocated)}
+        outputs |= {name: values[first + i].numpy() for i, name in enumerate(self._allocated)}
         self._expect_allocated()
-        return {**self._fixed, **allocated}
+        return outputs
+
+    def _set_columns(self, columns: int) -> None:
+        """Bind the start of the arrays of the source, which has this length."""
+        if columns != self._columns:
+            self._columns = columns
+            for name, array in self._of_source.items():
+                part = array.reshape(-1)[: array[..., :columns].size].reshape(*array.shape[:-1], columns)
+                self._fixed[name] = part
+                self._io.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(part))
 
     def _expect_allocated(self) -> None:
         """Bind these outputs again, because the size of attention maps grows with each step."""

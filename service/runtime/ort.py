@@ -137,15 +137,21 @@ class OnnxRunner(SessionRunner):
         self._shrink_arena.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     def _allocate_outputs(self) -> dict[str, PagedArray]:
-        """Allocate arrays for decoder outputs with a static row shape, except states."""
+        """Allocate arrays for decoder outputs with a static row shape, and for maps of the source.
+
+        States have arrays of their own.
+        """
         if self._decoder is None:
             return {}
-        states = {state.output for state in self.manifest.states}
-        return {
-            node.name: PagedArray((1, self.max_rows, *node.shape[1:]), _DTYPES[node.type])
-            for node in self._decoder.get_outputs()
-            if node.name not in states and all(isinstance(axis, int) for axis in node.shape[1:])
-        }
+        states, cross = {state.output for state in self.manifest.states}, self.manifest.cross_attention
+        outputs = dict[str, PagedArray]()
+        for node in self._decoder.get_outputs():
+            shape = node.shape[1:]
+            if cross is not None and node.name in cross.outputs and isinstance(shape[-1], str):
+                shape[-1] = self._sizes["source"]
+            if node.name not in states and all(isinstance(axis, int) for axis in shape):
+                outputs[node.name] = PagedArray((1, self.max_rows, *shape), _DTYPES[node.type])
+        return outputs
 
     def _fixed_outputs(self, outputs: Sequence[str], count: int) -> Mapping[str, Array]:
         return {name: self._outputs[name].values[0, :count] for name in outputs if name in self._outputs}

@@ -7,7 +7,7 @@ in the service.
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,31 +91,36 @@ def words_of(text: str, spans: Sequence[Span | None]) -> list[Word]:
     """
     end_of_text = len(text) + 1
     parts = [*word_spans(text), (end_of_text, end_of_text)]
-    words: list[list[Any]] = []  # first and last part, and tokens
+    words: list[Word] = []
+    tokens: list[int] = []  # of the last word
     waiting: list[int] = []  # tokens without visible characters, before the next word
-    first = 0  # part at the start of a token, or the next one
+    first, last = 0, -1  # part at the start of a token, or the next one; last part of the last word
+    part_start, part_end = parts[0]
+    begin = stop = 0  # range of the last word
     for token, span in enumerate(spans):
         if span is None:
             continue
-        waiting.append(token)
         start, end = span
-        while parts[first][1] <= start:
+        while part_end <= start:
             first += 1
-        if start == end or parts[first][0] >= end:
+            part_start, part_end = parts[first]
+        if start == end or part_start >= end:
+            waiting.append(token)
             continue
-        last = first
+        if first > last:
+            if tokens:
+                words.append(Word(text[begin:stop], begin, stop, tuple(tokens)))
+            tokens, last, begin, stop = [], first, part_start, part_end
+        if waiting:
+            tokens += waiting
+            waiting = []
+        tokens.append(token)
         while parts[last + 1][0] < end:
             last += 1
-        if words and first <= words[-1][1]:
-            words[-1][1] = max(words[-1][1], last)
-            words[-1][2] += waiting
-        else:
-            words.append([first, last, waiting])
-        waiting = []
-    if words:
-        words[-1][2] += waiting
-    found = [(parts[first][0], parts[last][1], tokens) for first, last, tokens in words]
-    return [Word(text[start:end], start, end, tuple(tokens)) for start, end, tokens in found]
+            stop = parts[last][1]
+    if tokens:
+        words.append(Word(text[begin:stop], begin, stop, (*tokens, *waiting)))
+    return words
 
 
 def rows_that_read(maps: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -137,7 +142,8 @@ def coverage_of(maps: NDArray[np.float32], words: Sequence[Sequence[int]]) -> ND
     if not words:
         return np.zeros((*maps.shape[:-2], 0), np.float32)
     starts = [tokens[0] for tokens in words]
-    coverage: NDArray[np.float32] = np.add.reduceat(maps[..., : words[-1][-1] + 1], starts, axis=-1).max(-2, initial=0)
+    weights = np.add.reduceat(maps[..., : words[-1][-1] + 1], starts, axis=-1)
+    coverage: NDArray[np.float32] = np.maximum.reduce(weights, axis=-2, initial=0)
     return coverage
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from sightline.base.bundle import PREFILL_TOKENS, Manifest
+from sightline.service.engine import recorded_maps
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.request import Event, Generated, GenerateRequest, MapPart, Target
 from sightline.service.inference.generate import reason_against_hiding
@@ -69,8 +70,15 @@ def test_a_target_token_attends_to_no_later_token() -> None:
     assert not generated.attention["decoder"][:, :, *later].any()
 
 
+@pytest.mark.parametrize("max_logged", [1, 3, recorded_maps.MAX_LOGGED])
+@pytest.mark.parametrize("shared_bytes", [0, recorded_maps.SHARED_BYTES])
 @pytest.mark.parametrize("max_new_tokens", [1, 24])
-def test_maps_in_a_batch_equal_those_alone(max_new_tokens: int) -> None:
+def test_maps_in_a_batch_equal_those_alone(
+    max_new_tokens: int, shared_bytes: int, max_logged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: rows that other rows replace must not lose the maps that wait in the log."""
+    monkeypatch.setattr(recorded_maps, "SHARED_BYTES", shared_bytes)
+    monkeypatch.setattr(recorded_maps, "MAX_LOGGED", max_logged)
     requested = [ALL, frozenset({"cross"}), frozenset[str](), frozenset({"decoder", "encoder"})]
     requests = [request_of(*pair, max_new_tokens) for pair in zip(SOURCES, requested, strict=True)]
     for request, together in zip(requests, run(requests), strict=True):

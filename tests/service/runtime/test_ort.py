@@ -7,8 +7,11 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from sightline.base.bundle_files import read_bundle
 from sightline.service.runtime import base
 from sightline.service.runtime.ort import OnnxRunner
 from tests.service.runtime.running_total import OUTPUTS, SHOWN, admit, running_total, step, write_graphs
@@ -161,3 +164,27 @@ def test_onnx_runtime_is_always_loaded_without_telemetry(module: str, tmp_path: 
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("True\n", "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_maps_of_the_source_stay_as_they_are_and_are_as_wide_as_the_longest_source(bundle: Path) -> None:
+    """All steps write their maps to one array, of which a caller gets copies."""
+    runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=3)
+    lengths = np.array([3, 6, 2], np.int32)
+    needed = [name for name in runner.manifest.encoder_graph.outputs if "attention" not in name]
+    runner.init_rows(0, runner.run_encoder(np.full((3, 6), 7, np.int64), lengths, needed), range(3))
+
+    def maps_of(rows: slice, age: int) -> NDArray[np.float32]:
+        ids = np.full(len(lengths[rows]), 7 + age, np.int64)
+        ages = np.full(len(ids), age, np.int32)
+        outputs = runner.step(ids, ages, lengths[rows], ("cross_attention", "top_ids"), first=rows.start)
+        return outputs["cross_attention"]
+
+    first = maps_of(slice(0, 3), 0)
+    before = first.copy()
+    alone = [maps_of(slice(row, row + 1), 0) for row in range(3)]
+    maps_of(slice(0, 3), 1)
+    np.testing.assert_array_equal(first, before)
+    assert [array.shape[-1] for array in (first, *alone)] == [6, *lengths]
+    for row, array in enumerate(alone):
+        np.testing.assert_allclose(first[row, ..., : lengths[row]], array[0], atol=1e-6)
+        np.testing.assert_allclose(array.sum(axis=-1), 1, atol=1e-5)
