@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 
 from sightline import __version__
 from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest, Task
-from sightline.base.bundle_files import check_files, read_manifest
+from sightline.base.bundle_files import check_file, check_files, read_manifest
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import usable_threads
 from sightline.base.text.prompt import ChatTemplateError
@@ -276,13 +276,13 @@ class BundleRepository:
         layer after pooling has another size than the hidden states.
         """
         started = time.perf_counter()
-        check_files(folder, manifest)
-        # ONNX Runtime does not hold Python's global lock while it opens graphs.
+        # Python's global lock is free while files are hashed and ONNX Runtime opens graphs.
         opening = start(partial(_open_runner, folder, manifest, self.provider, settings))
-        source, target = (
-            self._tokenizers.read(folder / name, manifest.files[name].sha256)
-            for name in (manifest.source_tokenizer, manifest.target_tokenizer)
-        )
+        tokenizers = list[TextTokenizer]()
+        for name in (manifest.source_tokenizer, manifest.target_tokenizer):
+            check_file(folder, manifest, name)
+            tokenizers.append(self._tokenizers.read(folder / name, manifest.files[name].sha256))
+        source, target = tokenizers
         limits = manifest.limits
         for tokenizer, size in ((source, limits.source_vocabulary or limits.vocabulary), (target, limits.vocabulary)):
             if len(tokenizer) > size:
@@ -405,6 +405,8 @@ def _prefix_cache_share(settings: Settings, manifests: Iterable[Manifest]) -> in
 
 
 def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings: Settings) -> OnnxRunner | DeviceRunner:
+    """Check all files of a bundle, and open its graphs."""
+    check_files(folder, manifest)
     threads, max_rows = settings.threads or 1, settings.max_rows
     if manifest.rows is not None:
         return DeviceRunner(folder, manifest, provider=provider, num_threads=threads, max_rows=max_rows)

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 
@@ -59,12 +60,16 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        # The version is checked before the fields: a manifest of another version may have other
-        # fields.
         with _open_regular(path) as file:
-            document = json.loads(file.read().decode())
+            return _parsed_manifest(file.read(), path)
     except FileNotFoundError:
         raise MissingBundleError(f"{folder} is not a bundle: it has no {MANIFEST}{_similar_bundle(folder)}") from None
+
+
+@lru_cache(maxsize=128)  # a service reads those of its folder again for each model that it loads
+def _parsed_manifest(data: bytes, path: Path) -> Manifest:
+    # The version is checked before the fields: a manifest of another version may have other fields.
+    document = json.loads(data.decode())
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise BundleError(
@@ -80,6 +85,12 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise BundleError(f"{path}: {where}: {first['msg']}; export the model again") from None
+
+
+def check_file(folder: Path, manifest: Manifest, name: str) -> None:
+    """Check one file of a bundle. Raises `BundleError`, which names it."""
+    _check_listed(folder, manifest, [name])
+    _check_file(folder / name, manifest.files[name])
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
