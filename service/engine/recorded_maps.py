@@ -6,7 +6,6 @@ Each decoder step adds one row. A prefill adds the rows of the prompt if the req
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +18,7 @@ Maps = NDArray[np.float32]
 
 ENCODER_KINDS = ("encoder", "encoder_slots")
 STEP_KINDS = ("cross", "decoder")
-MAX_LOGGED, LOGGED_BYTES = 64, 1024 * 1024  # steps of a log, and their memory
-# Maps of one decoder step that are not copied: all rows that record them keep the whole array.
-SHARED_BYTES = 64 * 1024
-# Maps of one decoder step, and the index in them of the heads and layers of one row.
-StepMap = tuple[Maps, tuple[Any, ...]]
+LOGGED_BYTES = 1024 * 1024  # memory of a log from which on it is full
 
 
 def encoder_maps(manifest: Manifest, encoded: Mapping[str, Array], index: int, request: Request) -> dict[str, Maps]:
@@ -76,7 +71,7 @@ class MapRecorder(Mapping[str, Maps]):
         # Decoder maps of the prompt's chunks from `prompt_block`, set when the prompt has been
         # read. All hypotheses of a prompt share them. Empty unless they are requested.
         self.prompt_blocks: Sequence[Maps] = ()
-        self.steps: dict[str, list[StepMap]] = {kind: [] for kind in STEP_KINDS if kind in request.attention}
+        self.steps: dict[str, list[Maps]] = {kind: [] for kind in STEP_KINDS if kind in request.attention}
 
     def fork(self) -> "MapRecorder":
         """Return a copy that records independently from now on."""
@@ -91,19 +86,17 @@ class MapRecorder(Mapping[str, Maps]):
         for kind, recorded in self.steps.items():
             part = self.parts.get(kind)
             chosen = (slice(None), slice(None)) if part is None else part.heads_and_layers
+            columns, growth = self.next_columns(kind), int(kind == "decoder")
             for block, index in log.steps_of(row, first, kind):
-                if block.nbytes <= SHARED_BYTES:
-                    recorded.append((block, (index, *chosen)))
-                else:  # a copy of what is needed, so that the rest can be freed
-                    needed = block[(index, *chosen, slice(self.next_columns(kind)))].copy()
-                    recorded.append((needed, (slice(None), slice(None))))
+                # A copy, so that the maps of other rows, heads and layers can be freed.
+                recorded.append(block[(index, *chosen, slice(columns))].copy())
+                columns += growth
 
     def next_columns(self, kind: str) -> int:
         """Return the number of columns of the next row: source tokens, or decoder inputs so far."""
-        return self._columns(kind, len(self.steps[kind]))
-
-    def _columns(self, kind: str, row: int) -> int:
-        return self._request.num_visible_source_tokens if kind == "cross" else self._prompt_tokens + row
+        if kind == "cross":
+            return self._request.num_visible_source_tokens
+        return self._prompt_tokens + len(self.steps[kind])
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._encoder, *self.steps])
@@ -120,8 +113,7 @@ class MapRecorder(Mapping[str, Maps]):
             # A prompt token attends to itself and to the tokens before it.
             prompt = chain.from_iterable(block.transpose(2, 0, 1, 3) for block in self.prompt_blocks)
             rows += [row[:, :, : index + 1] for index, row in enumerate(prompt)][:-1]  # the first step has the last
-        for number, (block, position) in enumerate(self.steps[kind]):
-            rows.append(block[(*position, slice(self._columns(kind, number)))])
+        rows += self.steps[kind]
         if kind == "cross":
             stacked = np.array(rows, np.float32)
         else:
@@ -146,7 +138,7 @@ class StepLog:
         self._names = names
         self._outputs = [name for kind in STEP_KINDS for name in names.get(kind, ())]
         self._steps: list[tuple[range, dict[str, Array]]] = []  # rows, and maps by output, later also by kind
-        self._most = 0  # number of steps from which on the log is full
+        self._step_bytes = 0  # memory of the first step
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -155,9 +147,9 @@ class StepLog:
         """Append the maps of a step, and return False if the log is full."""
         maps = {name: outputs[name] for name in self._outputs if name in outputs}
         if not self._steps:
-            self._most = min(MAX_LOGGED, LOGGED_BYTES // max(1, sum(array.nbytes for array in maps.values())))
+            self._step_bytes = sum(array.nbytes for array in maps.values())
         self._steps.append((rows, maps))
-        return len(self._steps) < self._most
+        return len(self._steps) * self._step_bytes < LOGGED_BYTES
 
     def steps_of(self, row: int, first: int, kind: str) -> list[tuple[Maps, int]]:
         """Return maps (B, H, L, columns) since step `first`, each with the index of a row."""

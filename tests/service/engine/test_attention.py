@@ -70,15 +70,13 @@ def test_a_target_token_attends_to_no_later_token() -> None:
     assert not generated.attention["decoder"][:, :, *later].any()
 
 
-@pytest.mark.parametrize("max_logged", [1, 3, recorded_maps.MAX_LOGGED])
-@pytest.mark.parametrize("shared_bytes", [0, recorded_maps.SHARED_BYTES])
+@pytest.mark.parametrize("logged_bytes", [0, 600, recorded_maps.LOGGED_BYTES])
 @pytest.mark.parametrize("max_new_tokens", [1, 24])
 def test_maps_in_a_batch_equal_those_alone(
-    max_new_tokens: int, shared_bytes: int, max_logged: int, monkeypatch: pytest.MonkeyPatch
+    max_new_tokens: int, logged_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: rows that other rows replace must not lose the maps that wait in the log."""
-    monkeypatch.setattr(recorded_maps, "SHARED_BYTES", shared_bytes)
-    monkeypatch.setattr(recorded_maps, "MAX_LOGGED", max_logged)
+    """Regression: a row that moves must not lose the maps that wait in the log."""
+    monkeypatch.setattr(recorded_maps, "LOGGED_BYTES", logged_bytes)
     requested = [ALL, frozenset({"cross"}), frozenset[str](), frozenset({"decoder", "encoder"})]
     requests = [request_of(*pair, max_new_tokens) for pair in zip(SOURCES, requested, strict=True)]
     for request, together in zip(requests, run(requests), strict=True):
