@@ -98,6 +98,7 @@ def run_marks(options: Options) -> Result:
     """Compare calls with and without the marks of omitted words, of one server."""
     paths = {"generate": GENERATE, "translate": "/v1/translate"}
     cases = [Case(name, path, bodies_of(options.sentences), FEW_CLIENTS) for name, path in paths.items()]
+    cases.append(Case("96 captions", GENERATE, bodies_of([list(islice(cycle(options.sentences), 96))]), (1,)))
     with serving(options.bundles, log_level="info") as server:
         contenders = [
             Contender(name, "", lambda: nullcontext(server), change)

@@ -86,6 +86,7 @@ TARGETS = (  # of docs/performance.md; those of RELIABILITY have a page of their
         for clients in (1, 16)
         for text in [f"/v1/{call}, {clients} at a time"]
     ),
+    _at_most("marks.96 captions.1.p50 ms.sightline", "time of 96 captions with marks over that without", 1.05),
     _at_most("mixed.delay", "mixed load, p99 delay of a running row over one encode of the token budget", 1),
     _at_most("memory.ready", "memory of a service that is ready, every shipped bundle", 350),
     _at_most("memory.loaded", "largest memory sampled over 5,000 mixed calls, every shipped bundle", 450),
