@@ -144,7 +144,7 @@ class CoverageReader:
             message = f"{{{field}}} is not supported by {model.name}: {_reason_against(model.manifest)}."
             raise ApiError("unsupported_parameter", message, field=field)
         self._model, self._threshold = model, chosen.threshold
-        self._count = call.service.metrics.for_model(model.name).on_coverage
+        self._count = call.service.metrics.for_model(model.name).on_coverage if call.counts_texts else None
         self._layer, self._head, self._untranslated = chosen.layer, chosen.head, frozenset(chosen.untranslated)
         self.parts = {"cross": MapPart((chosen.layer,), (chosen.head,))}
         self.texts: Sequence[str] = ()  # that were read, with their words
@@ -178,14 +178,14 @@ class CoverageReader:
         values = coverage_of(weights, [word.tokens for word in words]).tolist()
         sources = list[CoveredWord]()
         smallest = 1.0
-        for word, value in zip(words, values, strict=True):
-            is_judged = is_name(word.text) and word.text.lower() not in self._untranslated
+        for (name, start, end, _), value in zip(words, values, strict=True):
+            is_judged = is_name(name) and name.lower() not in self._untranslated
             if is_judged and value < smallest:
                 smallest = value
             is_omitted = is_judged and value < self._threshold
-            start, end = word.start, word.end
-            sources.append({"text": word.text, "start": start, "end": end, "coverage": value, "omitted": is_omitted})
-        self._count(has_omissions=smallest < self._threshold)
+            sources.append({"text": name, "start": start, "end": end, "coverage": value, "omitted": is_omitted})
+        if self._count is not None:
+            self._count(has_omissions=smallest < self._threshold)
         return TextCoverage(smallest, sources, list(self._supported(target, text)))
 
     def _supported(self, target: Target, text: str) -> Iterator[SupportedWord]:
@@ -195,10 +195,10 @@ class CoverageReader:
         offsets = _offsets(tokenizer, ids, text) if is_forced else tokenizer.decoded_offsets(ids)
         if target.finish_reason == "stop":  # the text ends before the stop string
             offsets = [within(span, len(text)) for span in offsets]
-        for word in words_of(text, offsets):
-            logprob = sum([tokens[token].logprob for token in word.tokens])
-            start, end, is_doubtful = word.start, word.end, logprob < DOUBTFUL_LOGPROB
-            yield {"text": word.text, "start": start, "end": end, "logprob": logprob, "doubtful": is_doubtful}
+        for name, start, end, indices in words_of(text, offsets):
+            logprob = sum([tokens[index].logprob for index in indices])
+            is_doubtful = logprob < DOUBTFUL_LOGPROB
+            yield {"text": name, "start": start, "end": end, "logprob": logprob, "doubtful": is_doubtful}
 
 
 def _offsets(tokenizer: TextTokenizer, ids: Sequence[int], text: str, num_added: tuple[int, int] = (0, 0)) -> Offsets:
@@ -215,6 +215,6 @@ def _reason_against(manifest: Manifest) -> str:
     if manifest.coverage is None:
         return "no head was chosen for it; its operator can run `sightline coverage` on its bundle"
     return (
-        f"its best head tells omitted words from others with an AUROC of {manifest.coverage.auroc:.2f}, and "
+        f"its best head tells omitted words from others with an AUROC of {manifest.coverage.auroc:g}, and "
         f"{MIN_COVERAGE_AUROC} is needed"
     )
