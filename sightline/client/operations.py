@@ -61,12 +61,11 @@ def generate(inputs: Inputs, *, model: str | None = None, **parameters: Any) -> 
     def read(raw: Any, model: str) -> Generation:
         tokens = raw["tokens"]
         logprobs = read_array([token["logprob"] for token in tokens], [len(tokens)])
-        attention = raw.get("attention")
         return _output(
             Generation,
             raw,
             logprobs=NamedArray(logprobs, {"token": [token["text"] for token in tokens]}),
-            attention=attention and read_attention(attention, model, raw),
+            attention=raw["attention"] and read_attention(raw["attention"], model, raw),
         )
 
     return _request("/v1/generate", _generation(inputs, parameters, model=model), read)

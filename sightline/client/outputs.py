@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,8 +186,9 @@ class Attention(Output):
         """
         kind = self._kind(kind)
         array, title = self.maps[kind], f"{self.model}: {drawing.TITLES[kind]}"
-        layers, heads, queries, keys = array.axes.values()
-        weights = array.values
+        (layers, heads, queries, keys), weights = array.axes.values(), array.values
+        if view not in get_args(View):
+            raise ValueError(f"view must be {', '.join(get_args(View))}, got {view}")
         if view != "heads":
             layers, weights = [layers[layer]], weights[[layer]]
             heads = heads if head is None else [heads[head]]

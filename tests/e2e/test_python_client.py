@@ -155,6 +155,8 @@ def test_attention_shows_itself_as_a_picture(loaded: sightline.Client) -> None:
     assert "head 2" in result.draw("heatmap", layer=0, head=2) and "layer 0" in result.draw("heads", "encoder")
     with pytest.raises(ValueError, match="no attention of the kind slots; the kinds are encoder, cross, decoder"):
         result.draw(kind="slots")
+    with pytest.raises(ValueError, match="view must be heatmap, alignment, heads, got bars"):
+        result.draw("bars")  # type: ignore[arg-type]
 
 
 def attention_of(model: str, **options: Any) -> Callable[[sightline.Client], Attention]:
