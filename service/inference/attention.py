@@ -16,7 +16,7 @@ from sightline.service.inference.maps import MapWriter, TargetAttention
 from sightline.service.inference.results import DecoderOutputs
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.source_encoding import encode_sources, read_sources
-from sightline.service.parameters import AttentionSelection, GenerateParameters
+from sightline.service.parameters import NEUTRAL, AttentionSelection, GenerateParameters
 
 # Generation parameters that can be combined with targets.
 TARGET_PARAMETERS = ("source_language", "target_language", "hidden_source_tokens")
@@ -109,17 +109,11 @@ async def _encoder_attention(call: Call, model: ServedModel, inputs: Texts, maps
 def check_one_sequence(parameters: GenerateParameters, subject: str = "maps", *, may_cover: bool = False) -> None:
     """Check that parameters ask for one target of each input; errors name the `subject`.
 
-    With `may_cover`, the endpoint returns the coverage of the target, and repairs it.
+    With `may_cover`, the endpoint translates by sentence, and returns their coverage and repairs.
     """
-    for field, is_requested in (
-        ("num_return_sequences", parameters.num_return_sequences > 1),
-        ("top_logprobs", parameters.top_logprobs > 0),
-        ("return_attention", parameters.return_attention is not None),
-        ("return_coverage", parameters.return_coverage and not may_cover),
-        ("repair", parameters.repair and not may_cover),
-        ("split_sentences", parameters.split_sentences),
-    ):
-        if is_requested:
+    others = ("target_prefix", "hidden_source_tokens", "constraint") if may_cover else ("return_coverage", "repair")
+    for field in ("num_return_sequences", "top_logprobs", "return_attention", "split_sentences", *others):
+        if getattr(parameters, field) not in (getattr(NEUTRAL, field), False):
             message = (
                 f"This endpoint returns the {subject} of one target for each input; "
                 f"use POST /v1/generate for {{{field}}}."

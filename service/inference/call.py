@@ -56,6 +56,7 @@ class Call:
         self.parameters: BaseModel | None = None  # of a generation
         self.warnings: dict[int, Any] = {}  # reasons to doubt outputs, by the index of the input
         self.details: dict[str, Any] = {}  # fields for the access log: tokens, times, finish reasons
+        self.counts_texts = True  # in the metrics of omissions; False for attempts to repair a text
         self.phases: Mapping[str, float] = {}  # milliseconds of each, once the results are complete
         self.computed = self.started  # time at which the results were complete
         self.response_memory = ResponseReservation(service.response_memory)

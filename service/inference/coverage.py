@@ -144,7 +144,7 @@ class CoverageReader:
             message = f"{{{field}}} is not supported by {model.name}: {_reason_against(model.manifest)}."
             raise ApiError("unsupported_parameter", message, field=field)
         self._model, self._threshold = model, chosen.threshold
-        self._count = call.service.metrics.for_model(model.name).on_coverage
+        self._count = call.service.metrics.for_model(model.name).on_coverage if call.counts_texts else None
         self._layer, self._head, self._untranslated = chosen.layer, chosen.head, frozenset(chosen.untranslated)
         self.parts = {"cross": MapPart((chosen.layer,), (chosen.head,))}
         self.texts: Sequence[str] = ()  # that were read, with their words
@@ -183,7 +183,8 @@ class CoverageReader:
             if value < max(smallest, threshold) and is_name(name) and name.lower() not in self._untranslated:
                 smallest, is_omitted = min(smallest, value), value < threshold
             sources.append({"text": name, "start": start, "end": end, "coverage": value, "omitted": is_omitted})
-        self._count(has_omissions=smallest < threshold)
+        if self._count is not None:
+            self._count(has_omissions=smallest < threshold)
         return TextCoverage(smallest, sources, list(self._supported(target, text)))
 
     def _supported(self, target: Target, text: str) -> Iterator[SupportedWord]:
@@ -213,6 +214,6 @@ def _reason_against(manifest: Manifest) -> str:
     if manifest.coverage is None:
         return "no head was chosen for it; its operator can run `sightline coverage` on its bundle"
     return (
-        f"its best head tells omitted words from others with an AUROC of {manifest.coverage.auroc:.2f}, and "
+        f"its best head tells omitted words from others with an AUROC of {manifest.coverage.auroc:g}, and "
         f"{MIN_COVERAGE_AUROC} is needed"
     )

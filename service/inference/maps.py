@@ -573,8 +573,8 @@ def _maps_of(model: ServedModel, method: Method) -> Sequence[AttentionMaps]:
     if method == "norms":
         return [of_kind.model_copy(update={"normalized": False}) for of_kind in maps]
     # All heads together. In the decoder, only the shares of both texts have the sum 1.
-    is_sum = {"normalized": False} if method == "alti" else {}
-    return [of_kind.model_copy(update={"heads": 1} | is_sum) for of_kind in maps]
+    are_all = {of_kind.kind: method != "alti" or of_kind.kind in ENCODER_KINDS for of_kind in maps}
+    return [of_kind.model_copy(update={"heads": 1, "normalized": are_all[of_kind.kind]}) for of_kind in maps]
 
 
 def _check_contributions(requests: Sequence[Request], limit: int) -> None:

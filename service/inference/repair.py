@@ -43,10 +43,12 @@ async def repaired(
         for output in result.outputs
         if output.coverage is not None and output.coverage.omitted
     }
-    several = [index for index in candidates if split and _has_sentences(texts[index], decoding.languages.source)]
+    language = decoding.languages.source
+    several = [one for one in candidates if split and split_sentences(texts[one], language, max_sentences=1) is None]
     whole = [index for index in candidates if index not in several]
     ended = [index for index in whole if _beginning(result.outputs[index])]
     results, num_beams = [result], min(MAX_BEAMS, decoding.model.max_rows)
+    counts_texts, call.counts_texts = call.counts_texts, False
 
     async def add(method: RepairMethod, indices: Sequence[int], **changes: Any) -> None:
         changed = parameters.model_copy(update=changes)
@@ -68,7 +70,7 @@ async def repaired(
     if ended:
         prefixes = Texts(tuple(_beginning(result.outputs[index]) for index in ended))
         await add("continuation", ended, target_prefix=prefixes, min_new_tokens=MIN_TAIL, split_sentences=None)
-    call.parameters = parameters
+    call.parameters, call.counts_texts = parameters, counts_texts
     if len(results) == 1:
         return result
     outputs = [_chosen(candidates[output.index]) if output.index in candidates else output for output in result.outputs]
@@ -93,10 +95,6 @@ def _value(output: GenerateOutput) -> float:
     assert output.coverage is not None
     mean = sum([token.logprob for token in output.tokens]) / max(1, len(output.tokens))
     return mean - OMISSION_COST * len(output.coverage.omitted)
-
-
-def _has_sentences(text: str, language: str) -> bool:
-    return split_sentences(text, language, max_sentences=1) is None
 
 
 def _beginning(output: GenerateOutput) -> str:

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
 
 from sightline.base.text.sentences import ONE_SENTENCE, SplitText, split_sentences
 from sightline.service.api_errors import ApiError, complete_message
@@ -230,7 +229,7 @@ def _joined(
     ]
     texts = [part.text for part in parts]
     text, coverages = split_text.join(texts, language), [part.coverage for part in parts if part.coverage]
-    starts = _starts(source, split_text.sentences, repeat("")), _starts(text, texts, split_text.gaps)
+    starts = (_starts(*each, split_text.gaps) for each in ((source, split_text.sentences), (text, texts)))
     places = zip(coverages, *starts, strict=False)
     return SplitOutput(
         rank=parts[0].rank,
@@ -250,11 +249,12 @@ def _joined(
 def _starts(text: str, parts: Sequence[str], gaps: Iterable[str]) -> Iterator[int]:
     """Yield the index at which each part of a text starts.
 
-    The gaps before the parts can have copies of them.
+    The gaps before the parts can have copies of them, and more or fewer spaces than in the text.
     """
     position = 0
     for part, gap in zip(parts, gaps, strict=False):
-        position = text.index(gap + part, position) + len(gap)
+        is_exact = text.startswith(gap + part, position)
+        position = position + len(gap) if is_exact else text.index(part, position + len(gap.replace(" ", "")))
         yield position
         position += len(part)
 

@@ -87,8 +87,13 @@ async def show_attention(call: Call, body: AttentionBody, headers: Headers) -> A
     """
     if body.messages is not None:
         call.field_names = {**call.field_names, "inputs": "messages"}
-    if body.targets is not None:
-        _check_target_parameters(body.parameters)
+    for name in given_parameters(body.parameters) if body.targets is not None else ():
+        if name not in TARGET_PARAMETERS:  # it has no effect
+            allowed = ", ".join(f"{{{parameter}}}" for parameter in TARGET_PARAMETERS)
+            message = (
+                f"{{{name}}} cannot be combined with targets, because nothing is generated; only {allowed} can be."
+            )
+            raise ApiError("invalid_parameter", message, field=name)
     parameters, languages = None, (body.parameters.source_language, body.parameters.target_language)
     if body.messages is None:
         model = await generating_model(call, body.model, *languages, task="attention")
@@ -109,17 +114,6 @@ async def show_attention(call: Call, body: AttentionBody, headers: Headers) -> A
     result = await attention(call, model, inputs, selection, targets=body.targets, parameters=parameters)
     picture = draw(result.model, result.outputs[0], selection, view)
     return Raw(picture.encode(), f"{SVG}; charset=utf-8", 200, {"vary": "Accept"})
-
-
-def _check_target_parameters(parameters: GenerateParameters) -> None:
-    """Reject parameters that have no effect on targets."""
-    for name in given_parameters(parameters):
-        if name not in TARGET_PARAMETERS:
-            allowed = ", ".join(f"{{{parameter}}}" for parameter in TARGET_PARAMETERS)
-            message = (
-                f"{{{name}}} cannot be combined with targets, because nothing is generated; only {allowed} can be."
-            )
-            raise ApiError("invalid_parameter", message, field=name)
 
 
 ENDPOINTS = (

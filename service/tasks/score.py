@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName, check_targets
-from sightline.service.body_fields import RequestBody
+from sightline.service.body_fields import RequestBody, field_error
 from sightline.service.engine.request import Generated
 from sightline.service.inference.confirmation import confirmed
 from sightline.service.inference.coverage import CoverageReader, TextCoverage
@@ -40,6 +40,9 @@ class ScoreBody(RequestBody):
     @model_validator(mode="after")
     def _check_targets(self) -> Self:
         check_targets(self.inputs, self.targets)
+        if self.confirm_omissions and not self.return_coverage:
+            message = "confirm_omissions needs return_coverage; set it to true, or leave out confirm_omissions."
+            raise field_error("invalid_parameter", message, "confirm_omissions")
         return self
 
 

@@ -7,7 +7,7 @@ in notebooks, which run a loop themselves, by several threads, and by several lo
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from functools import wraps
 from pathlib import Path
@@ -40,20 +40,17 @@ class Channel:
             raise RuntimeError("the client is closed; make another one")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def send(self, request: Request[T]) -> T:
-        return request.read(await self.transport.send(request))
-
     def blocking(self, operation: Callable[P, Request[T]]) -> Callable[P, T]:
         @wraps(operation)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            return wait(self.run(self.send(operation(*args, **kwargs))))
+            return wait(self.run(self.transport.send(operation(*args, **kwargs))))
 
         return call
 
-    def awaited(self, operation: Callable[P, Request[T]]) -> Callable[P, Awaitable[T]]:
+    def awaited(self, operation: Callable[P, Request[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         @wraps(operation)
-        def call(*args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
-            return asyncio.wrap_future(self.run(self.send(operation(*args, **kwargs))))
+        async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            return await asyncio.wrap_future(self.run(self.transport.send(operation(*args, **kwargs))))
 
         return call
 
@@ -117,12 +114,8 @@ class Stream(Generic[T]):
 
     def _end(self) -> None:
         """End the request, without waiting for it: the interpreter may be ending."""
-
-        async def end() -> None:
-            await self._events.aclose()
-
         with contextlib.suppress(RuntimeError):  # the client is closed
-            self._channel.run(end())
+            self._channel.run(self._events.aclose())
 
 
 class AsyncClient:

@@ -1,20 +1,20 @@
 """Bundles in this process as the transport of a client: operations of the service, without HTTP."""
 
 import gc
+import json
 import secrets
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from sightline.base.bundle import MANIFEST, BundleError
 from sightline.base.errors import UsageError
-from sightline.client.transport import Request, SightlineError
+from sightline.client.transport import Request, SightlineError, T, write_body
 from sightline.service.api.endpoint import EventStream, to_json
 from sightline.service.api_errors import ApiError, complete_message
-from sightline.service.body_fields import paths_of, validate
+from sightline.service.body_fields import paths_of
+from sightline.service.http.http_call import parse_body
 from sightline.service.inference.call import Call
 from sightline.service.loading import open_service
 from sightline.service.settings import NO_LIMITS, make_settings
@@ -38,9 +38,9 @@ class LocalTransport:
         gc.unfreeze()  # a service keeps its objects until its end, but this process has others
         self._is_started = False
 
-    async def send(self, request: Request[Any]) -> Any:
+    async def send(self, request: Request[T]) -> T:
         with self._call() as call:
-            return orjson.loads(to_json(await self._respond(call, request)))
+            return request.read(json.loads(to_json(await self._respond(call, request))))
 
     async def events(self, request: Request[Any]) -> AsyncGenerator[Any]:
         with self._call() as call:
@@ -49,7 +49,7 @@ class LocalTransport:
             async with aclosing(aiter(response.stream)) as groups:
                 async for events in groups:
                     for _, event in events:
-                        yield orjson.loads(to_json(event))
+                        yield json.loads(to_json(event))
 
     @contextmanager
     def _call(self) -> Iterator[Call]:
@@ -68,7 +68,7 @@ class LocalTransport:
         endpoint = ENDPOINTS[request.path]
         assert endpoint.body_type is not None
         call.field_names = paths_of(endpoint.body_type)
-        body = validate(orjson.loads(to_json(request.body)), endpoint.body_type)
+        body = parse_body(write_body(request.body), endpoint.body_type)
         return await endpoint.handler(call, body=body, **({"headers": {}} if "headers" in endpoint.takes else {}))
 
     async def close(self) -> None:

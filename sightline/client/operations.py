@@ -3,7 +3,7 @@
 Names and meanings of the arguments are those of the HTTP API. Arguments that are None are left out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -25,8 +25,9 @@ from sightline.client.outputs import (
 )
 from sightline.client.transport import Request
 
-Inputs = str | Sequence[str]
-Pairs = Sequence[tuple[str, str]]
+Inputs = str | Iterable[str]
+Pairs = Iterable[tuple[str, str]]
+FIELDS = {"glossary_id", "on_empty", "reduce", "split_tags", "statistics"}  # of bodies, beside the parameters
 T = TypeVar("T", bound=Output)
 
 
@@ -46,7 +47,7 @@ def translate(
     `parameters` are those of a generation, such as `num_beams`.
     """
     parameters |= {"source_language": source_language, "target_language": target_language}
-    body = _body(inputs=_texts(inputs), model=model, markup=markup, glossary=glossary, parameters=_body(**parameters))
+    body = _generation(inputs, parameters, model=model, markup=markup, glossary=glossary)
     return _request("/v1/translate", body, lambda raw, model: _output(Translation, raw))
 
 
@@ -60,16 +61,14 @@ def generate(inputs: Inputs, *, model: str | None = None, **parameters: Any) -> 
     def read(raw: Any, model: str) -> Generation:
         tokens = raw["tokens"]
         logprobs = read_array([token["logprob"] for token in tokens], [len(tokens)])
-        attention = raw.get("attention")
         return _output(
             Generation,
             raw,
             logprobs=NamedArray(logprobs, {"token": [token["text"] for token in tokens]}),
-            attention=attention and read_attention(attention, model, raw["index"], raw["text"]),
+            attention=raw["attention"] and read_attention(raw["attention"], model, raw),
         )
 
-    body = _body(inputs=_texts(inputs), model=model, parameters=_body(**parameters))
-    return _request("/v1/generate", body, read)
+    return _request("/v1/generate", _generation(inputs, parameters, model=model), read)
 
 
 def stream(inputs: Inputs, *, model: str | None = None, **parameters: Any) -> Request[Piece]:
@@ -80,8 +79,7 @@ def stream(inputs: Inputs, *, model: str | None = None, **parameters: Any) -> Re
         text = raw["text"] if reason is None else ""  # the last event has the whole text
         return _output(Piece, raw, text=text, finish_reason=reason)
 
-    body = _body(inputs=_texts(inputs), model=model, parameters=_body(**parameters), stream=True)
-    return Request("/v1/generate", body, read)
+    return Request("/v1/generate", _generation(inputs, parameters, model=model, stream=True), read)
 
 
 def embed(inputs: Inputs, *, model: str | None = None, **options: Any) -> Request[NamedArray]:
@@ -103,7 +101,7 @@ def embed(inputs: Inputs, *, model: str | None = None, **options: Any) -> Reques
 
 
 def classify(
-    inputs: Inputs | Pairs, *, model: str | None = None, candidate_labels: Sequence[str] | None = None, **options: Any
+    inputs: Inputs | Pairs, *, model: str | None = None, candidate_labels: Iterable[str] | None = None, **options: Any
 ) -> Request[Results[Classification]]:
     """Return the probabilities of the model's labels, or of `candidate_labels` (zero-shot).
 
@@ -117,7 +115,7 @@ def classify(
             Classification,
             raw,
             scores=NamedArray(scores, {"label": [label["label"] for label in labels]}),
-            attention=read_attention(raw, model, raw["index"], "") if raw["maps"] is not None else None,
+            attention=None if raw["maps"] is None else read_attention(raw, model, raw),
         )
 
     body = _body(inputs=_texts(inputs), model=model, candidate_labels=candidate_labels, **options)
@@ -129,9 +127,9 @@ def attention(
     *,
     targets: Inputs | None = None,
     model: str | None = None,
-    kinds: Sequence[str] | None = None,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
+    kinds: Iterable[str] | None = None,
+    layers: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
     units: str = "tokens",
     method: str | None = None,
     prompt_rows: bool = False,
@@ -144,15 +142,10 @@ def attention(
     `prompt_rows` adds the prompt of a model without an encoder. `parameters` are those of a
     generation.
     """
-
-    def read(raw: Any, model: str) -> Attention:
-        return read_attention(raw, model, raw["index"], raw["text"])
-
     selection = _body(kinds=kinds, layers=layers, heads=heads, units=units, prompt_rows=prompt_rows, encoding="base64")
-    given = _body(
-        model=model, targets=targets and _texts(targets), parameters=_body(**parameters) or None, method=method
-    )
-    return _request("/v1/attention", {"inputs": _texts(inputs), **selection, **given}, read)
+    selection |= {"model": model, "method": method, "targets": None if targets is None else _texts(targets)}
+    body = _generation(inputs, parameters, **selection)
+    return _request("/v1/attention", body, lambda raw, model: read_attention(raw, model, raw))
 
 
 def tag(inputs: Inputs, *, model: str | None = None, **options: Any) -> Request[Results[Entity]]:
@@ -170,7 +163,7 @@ def tag(inputs: Inputs, *, model: str | None = None, **options: Any) -> Request[
 
 
 def rerank(
-    query: str, documents: Sequence[str], *, model: str | None = None, **options: Any
+    query: str, documents: Iterable[str], *, model: str | None = None, **options: Any
 ) -> Request[Results[RankedDocument]]:
     """Sort documents by their relevance to a query, the most relevant first.
 
@@ -203,6 +196,12 @@ def _output(kind: type[T], raw: Mapping[str, Any], **values: Any) -> T:
 
 def _body(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _generation(inputs: Any, parameters: dict[str, Any], **values: Any) -> dict[str, Any]:
+    """Return a body with the parameters of a generation, among which can be other fields."""
+    values |= {name: parameters.pop(name) for name in FIELDS & parameters.keys()}
+    return _body(inputs=_texts(inputs), **values, parameters=_body(**parameters) or None)
 
 
 def _texts(inputs: Any) -> Any:

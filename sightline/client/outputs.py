@@ -2,10 +2,10 @@
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +70,7 @@ class Output:
 
     def rows(self) -> list[Row]:
         """Return rows of a table: one with all texts and numbers of the output."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return [{name: value for name, value in values.items() if isinstance(value, str | int | float)}]
+        return [{name: value for name, value in vars(self).items() if isinstance(value, str | int | float)}]
 
 
 class Results(list[T]):
@@ -187,8 +186,9 @@ class Attention(Output):
         """
         kind = self._kind(kind)
         array, title = self.maps[kind], f"{self.model}: {drawing.TITLES[kind]}"
-        layers, heads, queries, keys = array.axes.values()
-        weights = array.values
+        (layers, heads, queries, keys), weights = array.axes.values(), array.values
+        if view not in get_args(View):
+            raise ValueError(f"view must be {', '.join(get_args(View))}, got {view}")
         if view != "heads":
             layers, weights = [layers[layer]], weights[[layer]]
             heads = heads if head is None else [heads[head]]
@@ -208,14 +208,17 @@ class Attention(Output):
     def to_bertviz(self) -> dict[str, Any]:
         """Return the arguments of BertViz: `head_view(**attention.to_bertviz())`, or `model_view`.
 
-        As in Transformers, rows of the decoder have the tokens that it reads at each step.
+        As in Transformers, rows of the decoder have the tokens that it reads at each step; rows of
+        words have those that it writes.
         """
         torch = library("torch", "to_bertviz()")
         source, inputs = list(self.tokens["source_tokens"]), list(self.tokens["decoder_input_tokens"])
+        inputs += self.tokens["target_tokens"][len(inputs) :]
+        sizes = {"encoder": (len(source),) * 2, "cross": (len(inputs), len(source)), "decoder": (len(inputs),) * 2}
         layers = {
-            kind: [torch.tensor(values[None]) for values in (array.values if kind == "cross" else _square(array))]
+            kind: [torch.tensor(values[None]) for values in _padded(array, *sizes[kind])]
             for kind, array in self.maps.items()
-            if kind != "encoder_slots"
+            if kind in sizes
         }
         if len(layers) == 1 and "cross" not in layers:
             ((kind, attention),) = layers.items()
@@ -232,15 +235,14 @@ class Attention(Output):
         kind = self._kind(kind)
         array = self.maps[kind].select(layer=layer)
         _, queries, keys = array.axes.values()
-        tokens = [*keys, *(queries if kind in ("cross", "encoder_slots") else ())]
-        return {"tokens": tokens, "attention": _square(array, len(tokens))}
+        tokens = [*keys, *(queries if kind in ("cross", "encoder_slots") else queries[len(keys) :])]
+        return {"tokens": tokens, "attention": _padded(array, len(tokens), len(tokens))}
 
 
-def _square(array: NamedArray, size: int | None = None) -> NDArray[np.float32]:
-    """Return weights with a row and a column for each token; the queries are the last tokens."""
+def _padded(array: NamedArray, rows: int, columns: int) -> NDArray[np.float32]:
+    """Return weights with as many rows and columns; the queries are the last rows."""
     num_queries, num_keys = array.values.shape[-2:]
-    size = size or num_keys
-    missing = [(0, 0)] * (array.values.ndim - 2) + [(size - num_queries, 0), (0, size - num_keys)]
+    missing = [(0, 0)] * (array.values.ndim - 2) + [(rows - num_queries, 0), (0, columns - num_keys)]
     return np.pad(array.values, missing)
 
 
@@ -250,8 +252,8 @@ def read_array(data: Any, shape: Sequence[int]) -> NDArray[np.float32]:
     return np.asarray(flat, np.float32).reshape(shape)
 
 
-def read_attention(raw: Mapping[str, Any], model: str, index: int, text: str) -> Attention:
-    """Read the attention of an output."""
+def read_attention(raw: Mapping[str, Any], model: str, output: Mapping[str, Any]) -> Attention:
+    """Read the attention of an output, which has the index of its input and perhaps a text."""
     names = ("source_tokens", "target_tokens", "decoder_input_tokens")
     tokens: dict[str, list[str]] = {name: raw.get(name) or [] for name in names}
     maps = {}
@@ -262,4 +264,4 @@ def read_attention(raw: Mapping[str, Any], model: str, index: int, text: str) ->
         queries, keys = drawing.axis_labels(each["kind"], tokens, each["shape"][-1])
         axes = {"layer": each["layers"], "head": heads, "query": queries, "key": keys}
         maps[each["kind"]] = NamedArray(read_array(each["data"], each["shape"]), axes)
-    return Attention(index=index, raw=raw, model=model, text=text, tokens=tokens, maps=maps)
+    return Attention(index=output["index"], raw=raw, model=model, text=output.get("text", ""), tokens=tokens, maps=maps)

@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx2 as httpx
 
-from sightline.client.transport import Request, SightlineError
+from sightline.client.transport import Request, SightlineError, T, write_body
 
+JSON = {"content-type": "application/json"}
 RETRIED = (429, 503)  # the service is overloaded, or does not serve yet or any more
 LONGEST_DELAY_S = 30.0
 
@@ -22,9 +23,13 @@ class HttpTransport:
         self._url, self._max_retries = url, max_retries
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s)
 
-    async def send(self, request: Request[Any]) -> Any:
+    async def send(self, request: Request[T]) -> T:
         async with self._respond(request) as response:
-            return json.loads(await response.aread())
+            data = await response.aread()
+        try:
+            return request.read(json.loads(data))
+        except (ValueError, TypeError, KeyError):
+            raise SightlineError.of_response(response.status_code, b"") from None
 
     async def events(self, request: Request[Any]) -> AsyncGenerator[Any]:
         buffer = b""
@@ -32,7 +37,7 @@ class HttpTransport:
             async for part in response.aiter_bytes():
                 *events, buffer = (buffer + part).split(b"\n\n")
                 for event in events:
-                    name, _, data = event.rpartition(b"data: ")
+                    name, _, data = event.partition(b"data: ")
                     if name:  # an error, whose status was sent before
                         raise SightlineError.of_response(None, data)
                     if data == b"[DONE]":
@@ -43,10 +48,10 @@ class HttpTransport:
     @asynccontextmanager
     async def _respond(self, request: Request[Any]) -> AsyncIterator[httpx.Response]:
         """Yield a successful response, whose body can be read in parts."""
-        num_retries = 0
+        data, num_retries = write_body(request.body), 0
         try:
             while True:
-                async with self._client.stream("POST", request.path, json=dict(request.body)) as response:
+                async with self._client.stream("POST", request.path, content=data, headers=JSON) as response:
                     if response.is_success:
                         yield response
                         return

@@ -17,6 +17,11 @@ class Request(Generic[T]):
     read: Callable[[Any], T]
 
 
+def write_body(body: Mapping[str, Any]) -> bytes:
+    """Write a body as JSON, in which arrays and other sequences are lists."""
+    return json.dumps(body, default=lambda value: value.tolist() if hasattr(value, "tolist") else list(value)).encode()
+
+
 class SightlineError(Exception):
     """A request failed.
 
@@ -46,8 +51,8 @@ class SightlineError(Exception):
 class Transport(Protocol):
     """Carries requests to the models. All methods run on the event loop of the client."""
 
-    async def send(self, request: Request[Any]) -> Any:
-        """Return the JSON of a response. Raises `SightlineError`."""
+    async def send(self, request: Request[T]) -> T:
+        """Return what a request reads from its response. Raises `SightlineError`."""
         ...
 
     def events(self, request: Request[Any]) -> AsyncGenerator[Any]:

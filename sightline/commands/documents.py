@@ -31,6 +31,8 @@ FLAGS = {
     "target_language": "--to",
     "num_beams": "--beams",
     "repair": "--repair",
+    "return_coverage": "--report",
+    "split_sentences": "--split-sentences",
     "glossary": "--glossary",
 }
 

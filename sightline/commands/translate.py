@@ -23,13 +23,12 @@ from sightline.base.parser import Parser
 from sightline.base.text.languages import find_language
 from sightline.base.text.sentences import has_letter, split_sentences
 from sightline.commands.bundles import choose_bundle
-from sightline.commands.documents import read_glossary, translate_documents
+from sightline.commands.documents import FLAGS, read_glossary, translate_documents
 from sightline.commands.output import Progress, StreamOutput, to_bytes
-from sightline.service.api_errors import ApiError
+from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import Texts
 from sightline.service.inference.call import Call
-from sightline.service.inference.coverage import TextCoverage
-from sightline.service.inference.generate import GenerateOutput, SplitOutput, check_parameters
+from sightline.service.inference.generate import GenerateOutput, SplitOutput, begin, check_parameters
 from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel, Service
 from sightline.service.parameters import GenerateParameters
@@ -40,8 +39,6 @@ LINES_PER_ROW = 4
 CANNOT_TRANSLATE = "cannot translate, because it is no encoder-decoder"
 TEACHER_BEAMS = 4  # of translations that are the targets of a training
 MAX_SHOWN = 8  # languages in an error
-# Flags of the parameters that a model can reject.
-FLAGS = {"num_beams": "--beams", "split_sentences": "--split-sentences", "repair": "--repair"}
 
 Output = StreamOutput | Progress
 
@@ -108,12 +105,16 @@ def translate_lines(options: TranslateOptions, settings: Settings) -> int:
     folder, manifest = choose_bundle(options.bundle, settings, translates, CANNOT_TRANSLATE)
     source, out = read_source(options.file[0]), options.out
     is_split = manifest.training_unit == "sentence" if options.split_sentences is None else options.split_sentences
-    report = None if options.report is None else Report(options.report)
     parameters = GenerateParameters(
-        num_beams=options.beams, split_sentences=is_split, return_coverage=report is not None, repair=options.repair
+        num_beams=options.beams,
+        split_sentences=is_split,
+        return_coverage=options.report is not None,
+        repair=options.repair,
     )
     if out is not None and out.is_file() and out.stat().st_size:
         raise UsageError(f"{out} exists; remove it or choose another --out")
+    if options.report is not None and options.report in (Path(options.file[0]), out):
+        raise UsageError(f"--report {options.report} is also the source or --out; choose another file")
     with ExitStack() as stack:
         output: Output = StreamOutput(sys.stdout.buffer)
         if out is not None and out.exists() and not out.is_file():  # a device or a pipe
@@ -129,6 +130,7 @@ def translate_lines(options: TranslateOptions, settings: Settings) -> int:
             output = stack.enter_context(Progress(out, inputs))
         if output.num_done:
             print(f"continuing {out} after line {output.num_done}", file=sys.stderr)
+        report = None if options.report is None else Report(options.report, output.num_done)
         try:
             translate_into(output, source, folder, settings, parameters, report=report)
         except KeyboardInterrupt:
@@ -140,24 +142,30 @@ def translate_lines(options: TranslateOptions, settings: Settings) -> int:
 
 
 class Report:
-    """Table of the lines with omitted or doubtful words, and of repaired ones."""
+    """Table of the lines with omitted or doubtful words, and of repaired ones.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._found: dict[int, tuple[TextCoverage, Sequence[str]]] = {}
+    Its rows are written before their lines, so that a run that continues keeps those of all lines.
+    """
+
+    def __init__(self, path: Path, num_done: int) -> None:
+        """Create the file, or keep the rows of lines that are done."""
+        self._path, self._rows = path, dict[int, str]()
+        rows = path.read_text(encoding="utf-8").split("\n") if num_done and path.exists() else []
+        kept = [row for row in rows if (number := row.partition("\t")[0]).isdecimal() and int(number) <= num_done]
+        path.write_text("\n".join(["line\tcoverage\tomitted\tdoubtful\trepair", *kept, ""]), encoding="utf-8")
 
     def add(self, number: int, output: GenerateOutput | SplitOutput) -> None:
         coverage, parts = output.coverage, output.sentences if isinstance(output, SplitOutput) else [output]
         methods = [part.repair.method for part in parts if part.repair]
         if coverage is not None and (coverage.omitted or coverage.doubtful or methods):
-            self._found[number] = coverage, methods
-
-    def write(self) -> None:
-        rows = ["line\tcoverage\tomitted\tdoubtful\trepair"]
-        for number, (coverage, methods) in sorted(self._found.items()):
             words = [" ".join(word["text"] for word in words) for words in (coverage.omitted, coverage.doubtful)]
-            rows.append("\t".join([str(number), f"{coverage.coverage:.2f}", *words, " ".join(methods)]))
-        self._path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+            self._rows[number] = "\t".join([str(number), f"{coverage.coverage:.2f}", *words, " ".join(methods)])
+
+    def write(self, num_done: int) -> None:
+        """Write the rows of the lines that are done."""
+        ready = sorted(number for number in self._rows if number <= num_done)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{self._rows.pop(number)}\n" for number in ready)
 
 
 def translates(bundle: Manifest) -> bool:
@@ -250,6 +258,8 @@ def translate_into(
             with tqdm(total=len(source.lines), initial=output.num_done, unit="line", disable=None) as bar:
                 lines_left = enumerate(source.lines[output.num_done :], output.num_done + 1)
                 async for lines in translator.translated(lines_left):
+                    if report is not None:
+                        report.write(output.num_done + len(lines))
                     output.write(lines)
                     bar.update(len(lines))
         finally:
@@ -260,8 +270,6 @@ def translate_into(
         asyncio.run(drive())
     except ApiError as error:
         raise CommandError(f"line {output.num_done + 1} of {source.name}: {error.message({})}") from None
-    if report is not None:
-        report.write()
     if sys.stderr.isatty():
         print(f"{num_left} lines in {time.monotonic() - started:.1f} s with {service.default_model}", file=sys.stderr)
 
@@ -284,8 +292,9 @@ class LineTranslator:
         """
         try:
             check_parameters(self.model, self.parameters, 1)
+            begin(Call(self.service, "translate"), self.model, self.parameters)
         except ApiError as error:
-            raise UsageError(f"{FLAGS[error.field or 'num_beams']}: {error.message({})}") from None
+            raise UsageError(complete_message(error.message(FLAGS), error.param(FLAGS))) from None
         limit, languages = self.model.manifest.limits.max_source_tokens, self.model.manifest.languages
         for number, line in enumerate(() if self.skips_long else source.lines[first:], first + 1):
             texts: Sequence[str] = [line.removesuffix("\r")]

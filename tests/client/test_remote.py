@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 
 import sightline
@@ -94,6 +95,19 @@ def test_a_request_has_the_path_the_key_and_the_given_arguments(server: Server, 
     assert body == {"inputs": ["A dog."], "parameters": {"target_language": "de", "num_beams": 2}}
 
 
+def test_arrays_and_ranges_are_lists_and_other_fields_stand_beside_the_parameters(
+    server: Server, client: sightline.Client
+) -> None:
+    server.answer(200, {**TRANSLATED, "outputs": []})
+    texts = np.array(["A dog.", "A cat."])
+    client.attention(texts, targets=texts, layers=range(2), heads=np.arange(1), reduce="mean", num_beams=np.int64(2))
+    client.generate(texts, on_empty="pass")
+    (_, _, attention), (_, _, generate) = server.requests
+    assert attention["inputs"] == attention["targets"] == generate["inputs"] == ["A dog.", "A cat."]
+    assert (attention["layers"], attention["heads"], attention["reduce"]) == ([0, 1], [0], "mean")
+    assert attention["parameters"] == {"num_beams": 2} and generate["on_empty"] == "pass"
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_service_that_cannot_take_a_request_now_gets_it_again(
     server: Server, client: sightline.Client, status: int
@@ -126,6 +140,9 @@ def test_the_delay_is_that_of_the_service(headers: dict[str, str], num_retries: 
         (502, b"<h1>Bad Gateway</h1>", "http_error", "check the URL", None, 1),
         (404, {"error": "no"}, "http_error", "check the URL", None, 1),
         (301, b"", "http_error", "check the URL", None, 1),
+        (200, b"<h1>Welcome</h1>", "http_error", "check the URL", None, 1),
+        (200, {"hello": 1}, "http_error", "check the URL", None, 1),
+        (200, [], "http_error", "check the URL", None, 1),
     ],
 )
 def test_an_error_has_status_code_message_and_request_id(
@@ -169,7 +186,7 @@ def events(*documents: Any) -> bytes:
 
 
 def test_a_stream_yields_parts_and_the_reason_of_the_end(server: Server, client: sightline.Client) -> None:
-    line_break = "\u2028"  # no end of an event
+    line_break = "\u2028 data: "  # no end of an event, and no field
     token = {"index": 0, "rank": 0, "token": {"id": 1}, "text": f"Ein{line_break}"}
     end = {"index": 0, "rank": 0, "finish_reason": "eos", "text": f"Ein{line_break}"}
     server.answer(200, events(token, end) + b"data: [DONE]\n\n")
@@ -194,8 +211,8 @@ def test_the_asynchronous_operations_run_together(server: Server, client: sightl
     server.answer(200, TRANSLATED)
 
     async def run() -> list[str]:
-        results = await asyncio.gather(*(client.aio.translate(f"Dog {number}.") for number in range(8)))
-        return [result.text for (result,) in results]
+        tasks = [asyncio.create_task(client.aio.translate(f"Dog {number}.")) for number in range(8)]
+        return [result.text for (result,) in await asyncio.gather(*tasks)]
 
     for _ in range(2):  # on two event loops
         assert asyncio.run(run()) == ["Ein Hund."] * 8

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,9 +77,29 @@ def test_a_report_has_the_lines_with_omitted_or_doubtful_words(
     assert [row[0] for row in repaired] == ["1", "3", "5"] and all(row[4] for row in repaired)
     assert not any(row[4] for row in rows)
     code, _, errors = translated(LINES, "--report", str(report), folder=copied)
-    assert code and "return_coverage is not supported by" in errors and "`sightline coverage`" in errors
+    assert code and errors.startswith("error: --report is not supported by") and "`sightline coverage`" in errors
     code, _, errors = translated(LINES, "--report", str(report), "--to", "de", folder=copied)
     assert code and errors == "error: --report is for the lines of a file; leave out --to\n"
+    code, _, errors = translated(LINES, "--report", str(tmp_path / "source"), folder=copied)
+    assert code == 2 and errors.endswith("/source is also the source or --out; choose another file\n")
+
+
+@pytest.mark.parametrize("num_lines", [0, 2, 3])
+def test_a_run_that_continues_keeps_the_rows_of_the_report(
+    translated: Translate, bundle: Path, tmp_path: Path, num_lines: int
+) -> None:
+    copied, out, report = tmp_path / "copied", tmp_path / "out", tmp_path / "report.tsv"
+    shutil.copytree(bundle, copied)
+    coverage = Coverage(layer=0, head=0, auroc=0.9, insertions=1, threshold=2.0)
+    write_manifest(copied, read_manifest(copied).model_copy(update={"coverage": coverage}))
+    arguments = ("--out", str(out), "--report", str(report))
+    assert translated(LINES, *arguments, folder=copied)[0] == 0
+    complete = out.read_bytes(), report.read_bytes()
+    assert [row.split(b"\t")[0] for row in complete[1].splitlines()] == [b"line", b"1", b"3", b"5"]
+    out.unlink()
+    kill_after(partial(translated, folder=copied), out, num_lines)
+    assert translated(LINES, *arguments, folder=copied)[0] == 0
+    assert (out.read_bytes(), report.read_bytes()) == complete
 
 
 def test_sentences_of_documents_are_repaired(bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +153,7 @@ def test_lines_that_are_not_split_lose_windows_line_ends_and_blanks(
     write_manifest(other, manifest)
     assert translated(["A man sleeps. A dog runs."], folder=other) == text
     write_manifest(other, manifest.model_copy(update={"languages": None}))
-    error = "error: --split-sentences: split_sentences is supported only by models that translate, and toy does not.\n"
+    error = "error: --split-sentences is supported only by models that translate, and toy does not.\n"
     assert translated(["A man sleeps."], "--split-sentences", folder=other) == (2, "", error)
 
 
@@ -307,7 +328,7 @@ def test_a_number_of_beams_that_is_not_allowed_is_named(beams: str, capsys: pyte
 
 def test_more_beams_than_rows_are_an_error(translated: Translate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGHTLINE_MAX_ROWS", "2")
-    error = "error: --beams: num_beams must be at most 2, the rows of toy (SIGHTLINE_MAX_ROWS), got 4.\n"
+    error = "error: --beams must be at most 2, the rows of toy (SIGHTLINE_MAX_ROWS), got 4.\n"
     assert translated(LINES, "--beams", "4") == (2, "", error)
 
 

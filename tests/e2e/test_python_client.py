@@ -84,6 +84,7 @@ def test_streams_give_the_texts_of_generations(connected: sightline.Client, load
     ("run", "status", "code", "message"),
     [
         (lambda client: client.translate(" "), 422, "empty_input", "inputs is empty"),
+        (lambda client: client.translate("\ud800"), 400, "malformed_json", "The body is not valid JSON in UTF-8"),
         (lambda client: client.generate("a", num_beams=99), 422, "invalid_parameter", "parameters.num_beams must be"),
         (lambda client: client.generate("a", beams=9), 422, "invalid_parameter", "parameters.beams"),
         (lambda client: client.generate("a", model="none"), 404, "model_not_found", "the models are"),
@@ -154,6 +155,8 @@ def test_attention_shows_itself_as_a_picture(loaded: sightline.Client) -> None:
     assert "head 2" in result.draw("heatmap", layer=0, head=2) and "layer 0" in result.draw("heads", "encoder")
     with pytest.raises(ValueError, match="no attention of the kind slots; the kinds are encoder, cross, decoder"):
         result.draw(kind="slots")
+    with pytest.raises(ValueError, match="view must be heatmap, alignment, heads, got bars"):
+        result.draw("bars")  # type: ignore[arg-type]
 
 
 def attention_of(model: str, **options: Any) -> Callable[[sightline.Client], Attention]:
@@ -165,6 +168,8 @@ def attention_of(model: str, **options: Any) -> Callable[[sightline.Client], Att
     [
         (attention_of("multi30k-en-de"), {"encoder", "decoder", "cross"}),
         (attention_of("multi30k-en-de", kinds=["cross"]), {"cross"}),
+        (attention_of("multi30k-en-de", units="words", max_new_tokens=3), {"encoder", "decoder", "cross"}),
+        (attention_of("multi30k-en-de-bahdanau", units="words", max_new_tokens=3), {"cross"}),
         (attention_of("sst2-sentiment"), {""}),
         (attention_of("smalltalk-chat-gatt", max_new_tokens=4), {""}),
         (attention_of("smalltalk-chat-gatt", max_new_tokens=4, prompt_rows=True), {""}),

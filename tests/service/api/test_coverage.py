@@ -86,7 +86,7 @@ async def test_coverage_and_attention_maps_can_be_requested_together(covering: R
         (None, "no head was chosen for it; its operator can run `sightline coverage` on its bundle."),
         (
             Coverage(layer=0, head=0, auroc=0.5, insertions=9),
-            "its best head tells omitted words from others with an AUROC of 0.50, and 0.85 is needed.",
+            "its best head tells omitted words from others with an AUROC of 0.5, and 0.85 is needed.",
         ),
     ],
 )
@@ -141,6 +141,9 @@ async def test_only_flagged_texts_are_repaired(start: Start, make_backend: MakeB
                     assert {**other, "coverage": None} == one
             more = found["usage"]["output_tokens"] > plain["usage"]["output_tokens"]
             assert more == is_flagged
+            # The attempts to repair a text are no texts.
+            assert await running.metric('sightline_texts_checked_total{model_name="fake"}') == 2
+            assert await running.metric('sightline_texts_with_omissions_total{model_name="fake"}') == 2 * is_flagged
 
 
 async def test_marks_are_confirmed_if_the_target_is_more_probable_without_the_word(

@@ -40,6 +40,8 @@ def translating(make_backend: MakeBackend) -> Translating:
 def test_a_part_is_not_found_in_the_text_before_it() -> None:
     assert [*_starts("2.\n2. a", ["2.", "a"], ["2.\n", " ", ""])] == [3, 6]
     assert [*_starts("x y z", ["x", "z"], repeat(""))] == [0, 4]
+    assert [*_starts("a) a", ["a"], ["a) ", ""])] == [3]
+    assert [*_starts("a)5.a", ["a"], ["a) 5. ", ""])] == [4]  # gaps that are copied get spaces
 
 
 @pytest.mark.parametrize("parameters", read_table(__file__, "parameters"), ids=str)
