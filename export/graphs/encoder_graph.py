@@ -26,7 +26,6 @@ from sightline.export.graphs.nodes import (
     whole_blocks,
     with_positions,
 )
-from sightline.export.graphs.reader import read_again
 from sightline.export.graphs.relative import relative_bias, relative_key_scores
 
 
@@ -41,24 +40,60 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onn
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
     size = graph.add("Shape", ids, start=1)  # (1,)
     layers = LayerBuilder(graph, weights, "encoder", stack)
-    x = embedded = layers.embed_text(ids, size)
     attend = SelfAttentionBuilder(layers, model.max_positions, size, lengths)
-    for number, attention in enumerate(stack.attention):
-        before, module = x, f"encoder.{number}.self_attention"
-        attended = attend.add(number, attention, layers.sublayer_input(x, module, number))
-        x = layers.add_sublayer(x, attended, module)
-        x = layers.feed_forward(x, number, before)
-        if number == 0 and stack.convolution is not None:
-            x = convolution(layers, stack.convolution, embedded, x, attend.is_token)
-    x = layers.finish(x)
+    x = _add_stack(layers, attend, ids, size)
     graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", stack.output_size)))
     if model.decoder is not None and model.decoder.cross is not None:
         _project_cross_attention(layers, model.decoder, model.decoder.cross, x)
     if model.head is not None:
         if model.reader is not None:
-            x = read_again(graph, weights, model.reader, ids, attend.is_token, attend.positions, lengths, x, size)
+            reader = LayerBuilder(graph, weights, "decoder", model.reader.stack)
+            # The start token takes the place of the last token, (B, S). A negative pad truncates.
+            start, shift = graph.constant(model.reader.start_id, np.int64), graph.constant([1, -1], np.int64)
+            shifted = graph.add("Pad", ids, shift, start, graph.constant([1], np.int64))
+            read = SelfAttentionBuilder(reader, model.max_positions, size, lengths)
+            x = _add_stack(reader, read, shifted, size, (x, lengths))
+            is_end = graph.add("Equal", ids, graph.constant(model.reader.end_id, np.int64))
+            x = _last(graph, x, attend.positions, graph.add("And", is_end, attend.is_token))
         _labels(layers, model.head, model.labels, x, ids, lengths, size)
     return graph.build()
+
+
+def _add_stack(
+    layers: LayerBuilder, attend: "SelfAttentionBuilder", ids: str, size: str, memory: tuple[str, str] | None = None
+) -> str:
+    """Add all layers over texts (B, S) of token ids, and return their hidden states (B, S, M).
+
+    A decoder attends to a `memory`, the hidden states (B, K, M) and the lengths (B,) of texts.
+    """
+    graph, stack = layers.graph, layers.stack
+    x = embedded = layers.embed_text(ids, size)
+    for number, attention in enumerate(stack.attention):
+        before, module = x, f"{layers.name}.{number}.self_attention"
+        weights = "" if memory is None else graph.unique("weights")
+        attended = attend.add(number, attention, layers.sublayer_input(x, module, number), weights)
+        x = layers.add_sublayer(x, attended, module)
+        if stack.cross is not None and memory is not None:
+            module = f"{layers.name}.{number}.cross_attention"
+            attended = attend_memory(layers, number, stack.cross, x, graph.unique("weights"), *memory)
+            x = layers.add_sublayer(x, attended, module)
+        x = layers.feed_forward(x, number, before)
+        if number == 0 and stack.convolution is not None:
+            x = convolution(layers, stack.convolution, embedded, x, attend.is_token)
+    return layers.finish(x)
+
+
+def attend_memory(
+    layers: LayerBuilder, number: int, options: Attention, x: str, weights: str, memory: str, lengths: str = ""
+) -> str:
+    """Add the cross-attention of a layer from x (B, S, M) to hidden states `memory` (B, K, M).
+
+    `weights` is the name of its weights (B, H, S, K). See `operators.attention` for `lengths`.
+    """
+    module = f"{layers.name}.{number}.cross_attention"
+    query = layers.linear(layers.sublayer_input(x, module), f"{module}.query")
+    parts = [query, *(layers.linear(memory, f"{module}.{part}") for part in KEY_VALUE)]
+    return layers.linear(operators.attention(layers.graph, options, parts, weights, lengths), f"{module}.output")
 
 
 class SelfAttentionBuilder:
@@ -79,8 +114,11 @@ class SelfAttentionBuilder:
             None if options is None else PositionScores(layers, options, max_positions, size, self.positions)
         )
 
-    def add(self, number: int, attention: Attention, x: str) -> str:
-        """Add a layer's attention to x, both (B, S, M), with the weights as a graph output."""
+    def add(self, number: int, attention: Attention, x: str, weights: str = "") -> str:
+        """Add a layer's attention to x, both (B, S, M).
+
+        `weights` is the name of its weights; without it, they are an output of the graph.
+        """
         module = f"{self._layers.name}.{number}.self_attention"
         parts = [x, x, x]
         if attention.has_projections:  # as one product
@@ -90,7 +128,7 @@ class SelfAttentionBuilder:
             parts[0] = self._rotate(parts[0], attention.heads, attention.rotary)
             parts[1] = self._rotate(parts[1], attention.kv_heads, attention.rotary)
         if attention.projected_keys is None:
-            attention_map = self._attention_map(number, attention)
+            attention_map = weights or self._attention_map(number, attention)
             window, name = attention.window, self._layers.name
             bias = self._graph.once(f"{name} bias {window}", partial(self._bias, window))
             if self._position_scores is not None:
@@ -107,9 +145,8 @@ class SelfAttentionBuilder:
 
     def _attention_map(self, number: int, attention: Attention) -> str:
         """Declare the attention weights of a layer as an output."""
-        axis = "source" if self._layers.name == "encoder" else "target"
-        shape = ("batch", attention.heads, axis, axis)
-        return self._graph.output(f"{self._layers.name}_attention.{number}", FLOAT, shape)
+        shape = ("batch", attention.heads, "source", "source")
+        return self._graph.output(f"encoder_attention.{number}", FLOAT, shape)
 
     def _attend_to_projected_keys(
         self, number: int, attention: Attention, options: ProjectedKeys, parts: Sequence[str]
@@ -176,7 +213,8 @@ class SelfAttentionBuilder:
         Its shape is (1, H, S, S), or (1, 1, S, S) if it is the same for all heads.
         """
         graph, stack = self._graph, self._layers.stack
-        is_causal, is_relative = stack.is_causal, stack.relative_bias is not None or stack.slopes is not None
+        is_causal = stack.is_causal or self._layers.name == "decoder"
+        is_relative = stack.relative_bias is not None or stack.slopes is not None
         if window is None and not is_relative and not is_causal:
             return ""
         column = graph.add("Unsqueeze", self.positions, graph.constant([1], np.int64))  # (S, 1)
@@ -226,7 +264,11 @@ def _labels(layers: LayerBuilder, head: Head, labels: Sequence[str], x: str, ids
     elif head.pooling == "mean":
         x = mean_pool(graph, x, lengths, size)
     elif head.pooling == "last":
-        x = _last(graph, x, ids, lengths, size, head.padding)
+        positions, is_kept = token_mask(graph, lengths, graph.add("Squeeze", size))
+        if head.padding is not None:
+            is_padding = graph.add("Equal", ids, graph.constant(head.padding, np.int64))
+            is_kept = graph.add("And", is_kept, graph.add("Not", is_padding))
+        x = _last(graph, x, positions, is_kept)
     if head.activation is not None:
         x = activation(graph, layers.linear(x, "head.dense"), head.activation)
     if head.has_norm:
@@ -242,12 +284,8 @@ def _labels(layers: LayerBuilder, head: Head, labels: Sequence[str], x: str, ids
         graph.add("Identity", logits, output=output)
 
 
-def _last(graph: GraphBuilder, hidden: str, ids: str, lengths: str, size: str, padding: int | None) -> str:
-    """Add the hidden state (B, M) of the last token of each row that is not `padding`."""
-    positions, is_kept = token_mask(graph, lengths, graph.add("Squeeze", size))
-    if padding is not None:
-        is_padding = graph.add("Equal", ids, graph.constant(padding, np.int64))
-        is_kept = graph.add("And", is_kept, graph.add("Not", is_padding))
+def _last(graph: GraphBuilder, hidden: str, positions: str, is_kept: str) -> str:
+    """Add the hidden state (B, M) at the last of the positions (S,) that are kept, (B, S)."""
     last_axis = graph.constant([1], np.int64)
     kept = graph.add("Where", is_kept, positions, graph.constant(0, np.int64))
     last = graph.add("ReduceMax", kept, last_axis)  # (B, 1)
