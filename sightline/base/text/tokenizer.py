@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from sightline.base.bundle import BundleError
 from sightline.base.interruptions import INTERRUPTIONS
@@ -75,7 +75,7 @@ class TokenBytes(dict[int, bytes]):
     They are found when a token is first used: all at once take longer than opening a small model.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, is_byte_level: bool, has_byte_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, is_byte_level: bool, has_byte_tokens: bool) -> None:
         self._tokenizer, self._is_byte_level, self._has_byte_tokens = tokenizer, is_byte_level, has_byte_tokens
 
     def __missing__(self, token_id: int) -> bytes:
@@ -122,8 +122,7 @@ class TextTokenizer:
         self._num_ids = max(name_of) + 1
         self._unused_ids = frozenset(range(self._num_ids)).difference(name_of)
         self._skipped_ids = self.special_ids | self._unused_ids  # ids that add nothing to a text
-        has_byte_tokens = self._has_byte_tokens
-        self._bytes = TokenBytes(tokenizer, is_byte_level=self._is_byte_level, has_byte_tokens=has_byte_tokens)
+        self._bytes = TokenBytes(tokenizer, self._is_byte_level, self._has_byte_tokens)
         if self._is_byte_level:
             steps = steps_of(config_of(tokenizer.pre_tokenizer))
             self.strips_leading_space = any(step.get("add_prefix_space") is True for step in steps)
@@ -162,8 +161,7 @@ class TextTokenizer:
         at the start of a prompt.
         """
         tokenizer = self._tokenizer if is_start else self._continuing
-        ids: list[int] = _encode(tokenizer, text, add_special_tokens).ids
-        return ids
+        return _encode(tokenizer, text, add_special_tokens).ids
 
     def encode_masked(self, text: str, mask_id: int) -> list[int]:
         """Tokenize a text in which the name of one special token stands for it; others are text."""
@@ -175,13 +173,11 @@ class TextTokenizer:
             copied = Tokenizer.from_str(json.dumps(document))
             copied.encode_special_tokens = True
             self._with_mask[mask_id] = copied
-        ids: list[int] = _encode(self._with_mask[mask_id], text).ids
-        return ids
+        return _encode(self._with_mask[mask_id], text).ids
 
     def token_id(self, name: str) -> int | None:
         """Return the id of a token of the vocabulary by its name there, such as `##s` or `Ġdog`."""
-        id_: int | None = self._tokenizer.token_to_id(name)
-        return id_
+        return self._tokenizer.token_to_id(name)
 
     def encode_pair(
         self, first: str, second: str, max_tokens: int | None = None, *, cuts_first: bool = False
@@ -196,8 +192,7 @@ class TextTokenizer:
         the texts.
         """
         if max_tokens is None:
-            ids: list[int] = _encode(self._tokenizer, (first, second)).ids
-            return ids
+            return _encode(self._tokenizer, (first, second)).ids
         budget = max_tokens - self._tokenizer.num_special_tokens_to_add(True)
         if budget < 1:
             raise ValueError(f"max_tokens must be greater than the {max_tokens - budget} special tokens of a pair")
@@ -208,8 +203,7 @@ class TextTokenizer:
             shorter, longer = sorted(parts, key=len)
             shorter.truncate(min(len(shorter), budget // 2))
             longer.truncate(budget - len(shorter))
-        pair: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
-        return pair
+        return self._tokenizer.post_process(parts[0], parts[1]).ids
 
     def windows(
         self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int
@@ -287,13 +281,11 @@ class TextTokenizer:
         character, such as the bytes of an emoji, have the same range.
         """
         encoding = _encode(self._tokenizer, text, add_special_tokens)
-        ids: list[int] = encoding.ids
-        offsets: list[tuple[int, int]] = encoding.offsets
-        is_added: list[int] = encoding.special_tokens_mask
+        tokens = list(zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True))
         spans: list[TokenSpan] = []
         following = len(text)  # start of the next token
         shared, shared_end = (-1, -1), -1  # offsets of the next token, and the end of its range
-        for id_, (start, end), is_special in zip(reversed(ids), reversed(offsets), reversed(is_added), strict=True):
+        for id_, (start, end), is_special in reversed(tokens):
             if is_special:
                 spans.append(TokenSpan(id_, following, following, True))
                 continue
@@ -426,12 +418,9 @@ class TextTokenizer:
 
     def _first_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token at the start of a text."""
-        data = self._bytes[token_id]
-        if self._is_byte_level:
+        data, token = self._bytes[token_id], self._tokenizer.id_to_token(token_id) or ""
+        if self._is_byte_level or (self._has_byte_tokens and BYTE_TOKEN.fullmatch(token)):
             return data.removeprefix(b" ") if self.strips_leading_space else data
-        token = self._tokenizer.id_to_token(token_id) or ""
-        if self._has_byte_tokens and BYTE_TOKEN.fullmatch(token):
-            return b"" if self.strips_leading_space and data == b" " else data
         decoder = self._tokenizer.decoder
         text: str = decoder.decode([token]) if decoder else token
         return text.encode()
@@ -446,10 +435,9 @@ class TextTokenizer:
 
     def first_ids(self, text: str, max_tokens: int, *, is_start: bool = True) -> list[int]:
         """Return the first ids of a text without special tokens; see `encode`."""
-        ids: list[int] = self._encode_start(text, max_tokens, is_start=is_start).ids
-        return ids[:max_tokens]
+        return self._encode_start(text, max_tokens, is_start=is_start).ids[:max_tokens]
 
-    def _encode_start(self, text: str, max_tokens: int, *, is_start: bool = True) -> Any:
+    def _encode_start(self, text: str, max_tokens: int, *, is_start: bool = True) -> Encoding:
         """Return the encoding without special tokens of a start of a text; see `_encode_starts`."""
         tokenizer = self._tokenizer if is_start else self._continuing
         return _encode_starts(text, max_tokens, lambda start: _encode(tokenizer, start, False))
@@ -461,15 +449,14 @@ def read_tokenizer(path: Path) -> TextTokenizer:
     Raises `BundleError`, also if the decoder is not supported or rules make texts much longer.
     """
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-        return TextTokenizer(tokenizer)
+        return TextTokenizer(Tokenizer.from_file(str(path)))
     except INTERRUPTIONS:
         raise
     except BaseException as error:  # the library raises bare exceptions, and panics
         raise BundleError(f"{path} cannot be used: {error}") from None
 
 
-def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool = True) -> Any:
+def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool = True) -> Encoding:
     """Tokenize a text or a pair of texts. Raises `RuntimeError` if the library panics.
 
     The library holds Python's global lock while it encodes one input, but not for a batch, which

@@ -24,8 +24,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a token of byte fallback
 
 def config_of(part: Any) -> dict[str, Any]:
     """Return the configuration of a part of a tokenizer; it is empty for None."""
-    config: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
-    return config
+    return dict(json.loads(part.__getstate__())) if part is not None else {}
 
 
 def steps_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
