@@ -16,15 +16,12 @@ MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "mem
 def usable_threads(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int:
     """Return the number of cores, or the smallest CPU quota, rounded up, of the control groups."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = map(_quota, _own_folders("cpu", cgroup, own_cgroups))
-    return max(1, min([cores, *(math.ceil(quota) for quota in quotas if quota is not None)]))
-
-
-def _quota(folder: Path) -> float | None:
-    """Return the quota of a control group in cores, by version 2 or 1; None if it has none."""
-    version_1 = *_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us")
-    numbers = _numbers(folder / "cpu.max") or version_1
-    return numbers[0] / numbers[1] if len(numbers) == 2 and numbers[0] > 0 else None
+    for folder in _own_folders("cpu", cgroup, own_cgroups):
+        version_1 = *_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us")
+        numbers = _numbers(folder / "cpu.max") or version_1
+        if len(numbers) == 2 and numbers[0] > 0:
+            cores = min(cores, math.ceil(numbers[0] / numbers[1]))
+    return cores
 
 
 def usable_memory(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int:

@@ -30,6 +30,7 @@ FLAGS = {
     "source_language": "--from",
     "target_language": "--to",
     "num_beams": "--beams",
+    "split_sentences": "--split-sentences",
     "repair": "--repair",
     "glossary": "--glossary",
 }

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from sightline import loadtest
 from sightline.base.errors import EXIT_LAGGED, EXIT_USAGE, EXIT_WORSE, UsageError, fail
-from sightline.base.options import OneOf, Options, Shown, parse
+from sightline.base.options import Options, Shown, parse
 from sightline.base.parser import Parser
 from sightline.loadtest.arguments import duration, objective, rates, read_prompts, share
 from sightline.loadtest.client import Client
@@ -30,7 +30,7 @@ from sightline.loadtest.load_record import LoadRecord, RecordError, make_record,
 from sightline.loadtest.load_report import DEFINITIONS, TIMES, Summary, format_rates, format_table
 from sightline.loadtest.outcome import OWN
 from sightline.loadtest.profiles import Stage, split, sweep, window
-from sightline.loadtest.targets import TARGETS, RequestOptions
+from sightline.loadtest.targets import TARGETS, RequestOptions, TargetName
 
 DEFAULT_DURATION_S = 10.0
 TIMEOUT_S = 60.0  # twice the default request timeout of the service, which should have responded by then
@@ -55,8 +55,8 @@ class LoadOptions(Options):
 
     url: str = "http://127.0.0.1:8000"
     """URL of the service"""
-    endpoint: Annotated[str, OneOf(TARGETS), Shown("NAME")] = Field(
-        default="generate", description=f"endpoint to call: {', '.join(TARGETS)}"
+    endpoint: Annotated[TargetName, Shown("NAME")] = Field(
+        "generate", description=f"endpoint to call: {', '.join(TARGETS)}"
     )
     model: Annotated[str | None, Shown("NAME")] = None
     """model to call (default: the service's; needed by OpenAI, OIP)"""

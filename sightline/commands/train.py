@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from annotated_types import Ge
 from pydantic import Field, model_validator
 
-from sightline.base.errors import EXIT_INTERRUPTED, Interrupted, UsageError, fail, is_out_of_memory
+from sightline.base.errors import EXIT_INTERRUPTED, Interrupted, UsageError, fail
 from sightline.base.options import Options, Shown, add_options, check, given_flags, parse
 from sightline.base.parser import Parser
 from sightline.export.training_check import check_tokenizer, read_checkpoint
@@ -141,7 +141,8 @@ def run_training(action: Callable[[], None]) -> int:
     except (OSError, ValueError, Interrupted) as error:
         return fail(error)
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        # PyTorch has no exception class for a failed allocation on a CPU.
+        if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
             raise
         message = str(error).splitlines()[0]
         return fail(f"out of memory; use a smaller model or a smaller --batch-tokens: {message}")

@@ -23,7 +23,7 @@ from sightline.base.parser import Parser
 from sightline.base.text.languages import find_language
 from sightline.base.text.sentences import has_letter, split_sentences
 from sightline.commands.bundles import choose_bundle
-from sightline.commands.documents import read_glossary, translate_documents
+from sightline.commands.documents import FLAGS, read_glossary, translate_documents
 from sightline.commands.output import Progress, StreamOutput, to_bytes
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
@@ -40,8 +40,6 @@ LINES_PER_ROW = 4
 CANNOT_TRANSLATE = "cannot translate, because it is no encoder-decoder"
 TEACHER_BEAMS = 4  # of translations that are the targets of a training
 MAX_SHOWN = 8  # languages in an error
-# Flags of the parameters that a model can reject.
-FLAGS = {"num_beams": "--beams", "split_sentences": "--split-sentences", "repair": "--repair"}
 
 Output = StreamOutput | Progress
 
@@ -249,9 +247,9 @@ def translate_into(
             translator.check(source, output.num_done)
             with tqdm(total=len(source.lines), initial=output.num_done, unit="line", disable=None) as bar:
                 lines_left = enumerate(source.lines[output.num_done :], output.num_done + 1)
-                async for lines in translator.translated(lines_left):
-                    output.write(lines)
-                    bar.update(len(lines))
+                async for line in translator.translated(lines_left):
+                    output.write([line])
+                    bar.update()
         finally:
             await service.worker.stop(0.0)
 
@@ -301,8 +299,8 @@ class LineTranslator:
                         f"most {limit}; split it into shorter lines"
                     )
 
-    async def translated(self, lines: Iterator[tuple[int, str]]) -> AsyncIterator[list[str]]:
-        """Yield the translations in order, in groups of those that are ready.
+    async def translated(self, lines: Iterator[tuple[int, str]]) -> AsyncIterator[str]:
+        """Yield the translations in order.
 
         Many lines are in progress at once, so that the engine decodes them in one batch. Raises
         `ApiError` if a line failed.
@@ -314,17 +312,8 @@ class LineTranslator:
                     running.append(asyncio.create_task(self.translate_line(*line)))
                 if not running:
                     return
-                await asyncio.wait([running[0]])
-                ready = []
-                while running and running[0].done():
-                    try:
-                        ready.append(running[0].result())
-                    except ApiError:
-                        if ready:
-                            break  # the lines before it come first
-                        raise
-                    running.popleft()
-                yield ready
+                yield await running[0]
+                running.popleft()
         finally:
             for task in running:
                 task.cancel()

@@ -78,14 +78,7 @@ class TextStream:
             self.has_stopped = True
             self._held = ""
             return text[: min(positions)]
-        keep = max(_overlap(text, stop) for stop in self._stop)
+        starts = (stop[:size] for stop in self._stop for size in range(1, len(stop)))
+        keep = max((len(start) for start in starts if text.endswith(start)), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a start of `stop`."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0

@@ -293,7 +293,9 @@ class TextTokenizer:
                 spans.append(TokenSpan(id_, start, start, False))  # a leading space that was inserted
                 continue
             if shared != (start, end):
-                shared_end = max(end, _end_of_removed(text, end, following))
+                # Characters that no token has, up to whitespace, belong to this one.
+                spaces = (index for index in range(end, following) if text[index].isspace())
+                shared_end = next(spaces, max(end, following))
             shared = (start, end)
             spans.append(TokenSpan(id_, start, shared_end, False))
             following = min(following, start)
@@ -340,9 +342,6 @@ class TextTokenizer:
         if token_id in self.special_ids:
             return self._tokenizer.id_to_token(token_id) or ""
         return self._bytes[token_id].decode("utf-8", "replace") if token_id < self._num_ids else ""
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self.special_ids
 
     def bytes_of(self, token_id: int, *, is_first: bool = False) -> bytes:
         """Return the bytes that a token adds to the text; empty for special tokens.
@@ -489,10 +488,3 @@ def _starts(text: str, max_tokens: int) -> Iterator[str]:
         yield text[:size]
         size *= 2
     yield text
-
-
-def _end_of_removed(text: str, start: int, end: int) -> int:
-    """Return the end of the characters from `start` that no token has, up to whitespace."""
-    while start < end and not text[start].isspace():
-        start += 1
-    return start
