@@ -3,11 +3,11 @@
 import asyncio
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -24,6 +24,9 @@ from sightline.translation.files.document import MAX_BYTES, Document, DocumentEr
 from sightline.translation.files.kinds import KINDS, read_document
 from sightline.translation.glossary import read_terms
 from sightline.translation.marks import PlacedMark, TranslatedText
+
+if TYPE_CHECKING:
+    from sightline.commands.translate import TranslateOptions
 
 # Flags of the fields that a model can reject.
 FLAGS = {
@@ -49,21 +52,14 @@ def read_glossary(path: Path) -> dict[str, str]:
         raise UsageError(f"{path}, {error}") from None
 
 
-def translate_documents(
-    files: Sequence[str],
-    source: str | None,
-    to: str,
-    out: Path | None,
-    bundle: Path | None,
-    parameters: Mapping[str, Any],
-    glossary: Mapping[str, str],
-    settings: Settings,
-) -> int:
+def translate_documents(options: "TranslateOptions", to: str, settings: Settings) -> int:
     """Translate documents into languages, and return the exit code.
 
-    Without a `source` language, that of each document is detected if the models read several.
-    Raises `UsageError`, and the errors of `open_service`.
+    Without a source language, that of each document is detected if the models read several. Raises
+    `UsageError`, and the errors of `open_service`.
     """
+    files, out, bundle = options.file, options.out, options.bundle
+    glossary = {} if options.glossary is None else read_glossary(options.glossary)
     languages = [tag.strip() for tag in to.split(",")]
     if not all(tag.replace("-", "").replace("_", "").isalnum() for tag in languages):
         raise UsageError("--to must be languages with commas between them, such as de or de,pt-BR")
@@ -107,7 +103,8 @@ def translate_documents(
         service.worker.start()
         try:
             for target, (path, language) in wanted.items():
-                requested = {"source_language": source, "target_language": language, **parameters}
+                requested: dict[str, Any] = {"source_language": options.from_, "target_language": language}
+                requested |= {"num_beams": options.beams, "repair": options.repair}
                 try:
                     await _translate_document(service, path, target, requested, glossary)
                 except DocumentError as error:

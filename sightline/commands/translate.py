@@ -23,7 +23,7 @@ from sightline.base.parser import Parser
 from sightline.base.text.languages import find_language
 from sightline.base.text.sentences import has_letter, split_sentences
 from sightline.commands.bundles import choose_bundle
-from sightline.commands.documents import FLAGS, read_glossary, translate_documents
+from sightline.commands.documents import FLAGS, translate_documents
 from sightline.commands.output import Progress, StreamOutput, to_bytes
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
@@ -94,11 +94,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
         return translate_lines(options, settings)
     if options.report is not None:
         raise UsageError("--report is for the lines of a file; leave out --to")
-    terms = {} if options.glossary is None else read_glossary(options.glossary)
-    parameters = {"num_beams": options.beams, "repair": options.repair}
-    return translate_documents(
-        options.file, options.from_, options.to, options.out, options.bundle, parameters, terms, settings
-    )
+    return translate_documents(options, options.to, settings)
 
 
 def translate_lines(options: TranslateOptions, settings: Settings) -> int:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
@@ -123,11 +123,6 @@ class TextTokenizer:
         self._unused_ids = frozenset(range(self._num_ids)).difference(name_of)
         self._skipped_ids = self.special_ids | self._unused_ids  # ids that add nothing to a text
         self._bytes = TokenBytes(tokenizer, self._is_byte_level, self._has_byte_tokens)
-        if self._is_byte_level:
-            steps = steps_of(config_of(tokenizer.pre_tokenizer))
-            self.strips_leading_space = any(step.get("add_prefix_space") is True for step in steps)
-        else:
-            self.strips_leading_space = self._strips_leading_space(decoder)
         encoding = tokenizer.encode("a")
         in_text = [index for index, is_added in enumerate(encoding.special_tokens_mask) if not is_added]
         begin, end = (in_text[0], in_text[-1] + 1) if in_text else (0, len(encoding))
@@ -207,7 +202,7 @@ class TextTokenizer:
 
     def windows(
         self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int
-    ) -> list["PairWindow"]:
+    ) -> list[PairWindow]:
         """Tokenize a pair of texts, a long second one of which is read in overlapping parts.
 
         A window has at most `max_tokens` ids, and `max_first_tokens` of the first text. Consecutive
@@ -424,8 +419,13 @@ class TextTokenizer:
         text: str = decoder.decode([token]) if decoder else token
         return text.encode()
 
-    def _strips_leading_space(self, decoder: dict[str, Any]) -> bool:
-        """Return True if decoding removes the space before the first word."""
+    @functools.cached_property
+    def strips_leading_space(self) -> bool:
+        """True if decoding removes the space before the first word."""
+        if self._is_byte_level:
+            steps = steps_of(config_of(self._tokenizer.pre_tokenizer))
+            return any(step.get("add_prefix_space") is True for step in steps)
+        decoder = config_of(self._tokenizer.decoder)
         if not decoder or decoder["type"] == "WordPiece":
             return True
         mark = next((step["replacement"] for step in steps_of(decoder) if step["type"] == "Metaspace"), " ")
