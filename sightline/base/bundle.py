@@ -299,10 +299,6 @@ class PairTemplate(_Part):
             raise ValueError("text must have {query} and {document} once, and {instruction} at most once")
         return self
 
-    @property
-    def has_instruction(self) -> bool:
-        return "{instruction}" in self.text
-
 
 class GenerationDefaults(_Part):
     """Generation settings that belong to a model.

@@ -253,19 +253,17 @@ def env_name(kind: type[Options], name: str) -> str:
     return kind.prefix + name.upper()
 
 
-def _parts(field: FieldInfo) -> Iterator[tuple[Any, dict[Any, Any]]]:
+def _parts(hint: Any, metadata: Sequence[Any] = ()) -> Iterator[tuple[Any, dict[Any, Any]]]:
     """Yield each type that a field allows except None, with its annotations by their class."""
-
-    def parts_of(hint: Any, metadata: Sequence[Any]) -> Iterator[tuple[Any, dict[Any, Any]]]:
-        if get_origin(hint) is Annotated:
-            yield from parts_of(get_args(hint)[0], [*metadata, *get_args(hint)[1:]])
-        elif get_origin(hint) in (Union, UnionType):
-            for part in get_args(hint):
-                yield from parts_of(part, metadata)
-        elif hint is not NoneType:
-            yield hint, {type(annotation): annotation for annotation in metadata}
-
-    return parts_of(field.annotation, field.metadata)
+    if isinstance(hint, FieldInfo):
+        yield from _parts(hint.annotation, hint.metadata)
+    elif get_origin(hint) is Annotated:
+        yield from _parts(get_args(hint)[0], [*metadata, *get_args(hint)[1:]])
+    elif get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _parts(part, metadata)
+    elif hint is not NoneType:
+        yield hint, {type(annotation): annotation for annotation in metadata}
 
 
 def _choices_of(hint: Any) -> tuple[Any, ...]:

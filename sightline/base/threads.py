@@ -1,4 +1,4 @@
-"""Functions that run in daemon threads.
+"""Functions that run in daemon threads, and the exceptions that are no failures of a function.
 
 Neither the event loop nor the interpreter waits for such a thread when it ends, so that a signal
 during a long load can end the process at once.
@@ -12,6 +12,9 @@ from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
+# They end a task or the process. All others are failures of one call or one bundle, also those that
+# are not subclasses of Exception: a panic of a library that is written in Rust is one.
+INTERRUPTIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 async def run_in_daemon_thread(work: Callable[[], T]) -> T:

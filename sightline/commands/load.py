@@ -284,13 +284,11 @@ def _status_of(changes: Sequence[Change], threshold: float) -> int:
 
 
 def _recorded_arguments(options: LoadOptions) -> dict[str, Any]:
-    hidden = {"objective", "json_", "key_file", "threshold"}
-    arguments = options.model_dump(exclude=hidden) | {"duration": options.duration_s}
-    digest = hashlib.sha256(options.prompts.read_bytes()).hexdigest()
-    return arguments | {
+    return options.model_dump(exclude={"objective", "json_", "key_file", "threshold"}) | {
+        "duration": options.duration_s,
         "objectives": dict(options.objective),
         "prompts": str(options.prompts),
-        "prompts_sha256": digest,
+        "prompts_sha256": hashlib.sha256(options.prompts.read_bytes()).hexdigest(),
     }
 
 

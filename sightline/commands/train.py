@@ -101,10 +101,8 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
         sys.stdout.write(options_to_toml(options))
         return 0
 
-    def action() -> None:
-        import_module(ACTIONS).train(options, folders.data, folders.run, check_tokenizer, read_checkpoint, teach)
-
-    return run_training(action)
+    parts = check_tokenizer, read_checkpoint, teach
+    return run_training(lambda: import_module(ACTIONS).train(options, folders.data, folders.run, *parts))
 
 
 def teach(*arguments: Any) -> None:

@@ -20,7 +20,6 @@ from typing import NamedTuple, TypeVar
 from tokenizers import Encoding, Tokenizer
 
 from sightline.base.bundle import BundleError
-from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.text.tokenizer_parts import (
     BYTE_TOKEN,
     check_decoder,
@@ -31,6 +30,7 @@ from sightline.base.text.tokenizer_parts import (
     token_bytes,
     without_first_space,
 )
+from sightline.base.threads import INTERRUPTIONS
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Sized)
@@ -115,7 +115,8 @@ class TextTokenizer:
         # The longest name first: one name may be the start of another.
         names = sorted(self._id_of_special, key=len, reverse=True)
         self._special_names = re.compile("(" + "|".join(map(re.escape, names)) + ")")
-        self._absorbs = {id_: (added.lstrip, added.rstrip) for id_, added in special.items()}
+        # Two flags of each special token: it absorbs the whitespace before it, and after it.
+        self.absorbs_whitespace = {id_: (added.lstrip, added.rstrip) for id_, added in special.items()}
         kinds = [step["type"] for step in steps_of(decoder)]
         self._is_byte_level = kinds == ["ByteLevel"]
         self._has_byte_tokens = "ByteFallback" in kinds
@@ -322,10 +323,6 @@ class TextTokenizer:
             if part:
                 parts.append(self._id_of_special[part] if index % 2 else part)
         return parts
-
-    def absorbs_whitespace(self, token_id: int) -> tuple[bool, bool]:
-        """Return two flags: a special token absorbs the whitespace before it, and after it."""
-        return self._absorbs.get(token_id, (False, False))
 
     # Decoding
 

@@ -68,33 +68,24 @@ def _growth_of(step: dict[str, Any]) -> float:
         ((pattern_kind, pattern),) = step["pattern"].items()
         if pattern_kind == "String" and pattern:
             return max(1.0, len(step["content"]) / len(pattern))
-        return float(max(1, len(step["content"]) + _matches_nothing(pattern)))
+        try:
+            matches_nothing = re.match(pattern, "") is not None  # it can match where there is no character
+        except re.error:  # another syntax than Python's
+            matches_nothing = True
+        return float(max(1, len(step["content"]) + matches_nothing))
     if kind == "TemplateProcessing":
         counts = Counter(
             piece["Sequence"]["id"] for part in ("single", "pair") for piece in step[part] if "Sequence" in piece
         )
         return max(1.0, *(count / 2 for count in counts.values()))
     if kind == "Precompiled":
-        return _longest_rule(base64.b64decode(step["precompiled_charsmap"]))
+        # The rules of SentencePiece: the size of a trie in four bytes, the trie, and texts that are
+        # inserted, each with a zero at its end.
+        rules = base64.b64decode(step["precompiled_charsmap"])
+        texts = rules[4 + int.from_bytes(rules[:4], "little") :].decode(errors="replace")
+        return float(max(1, *map(len, texts.split("\0"))))
     # A character has at most 4 bytes in UTF-8.
     return {"ByteLevel": 4.0, "Metaspace": 2.0}.get(kind, 1.0)
-
-
-def _longest_rule(charsmap: bytes) -> float:
-    """Return the length of the longest text that SentencePiece's compiled rules insert.
-
-    The rules are the size of a trie in four bytes, the trie, and texts that end with a zero.
-    """
-    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].decode(errors="replace")
-    return float(max(1, *map(len, texts.split("\0"))))
-
-
-def _matches_nothing(pattern: str) -> bool:
-    """Return True if an expression can match where there is no character."""
-    try:
-        return re.match(pattern, "") is not None
-    except re.error:  # another syntax than Python's
-        return True
 
 
 def check_decoder(config: dict[str, Any]) -> None:
