@@ -5,6 +5,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -583,11 +584,10 @@ class Manifest(_Part):
             raise ValueError(
                 f"labels of kind {self.label_kind!r} need the encoder output {LABEL_OUTPUTS[self.label_kind]!r}"
             )
-        size = None
-        for layer in () if self.embedding is None else self.embedding.dense:
-            if size not in (None, layer.inputs):
-                raise ValueError(f"a layer of embedding.dense has {layer.inputs} inputs after one with {size} outputs")
-            size = layer.outputs
+        for before, after in pairwise(() if self.embedding is None else self.embedding.dense):
+            if before.outputs != after.inputs:
+                sizes = f"{after.inputs} inputs after one with {before.outputs} outputs"
+                raise ValueError(f"a layer of embedding.dense has {sizes}")
         if self.training_unit == "sentence" and (self.encoder is None or self.decoder is None):
             raise ValueError("training_unit 'sentence' requires an encoder and a decoder")
         if self.pair_template and not self.labels:
@@ -668,8 +668,7 @@ class Manifest(_Part):
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        graphs = (self.encoder, self.decoder, self.rows, self.predict, self.contributions)
-        return tuple(graph for graph in graphs if graph is not None)
+        return tuple(filter(None, (self.encoder, self.decoder, self.rows, self.predict, self.contributions)))
 
     @property
     def is_decoder_only(self) -> bool:

@@ -18,9 +18,9 @@ from sightline.service.inference.call import Call, UsageRecord
 from sightline.service.inference.documents import sample_of
 from sightline.service.inference.routing import AUTO, load_steps, routes_of
 from sightline.service.inference.service import Service
-from sightline.service.inference.translation import TranslationStep, num_repaired, translate_marked
+from sightline.service.inference.translation import num_repaired, translate_marked
 from sightline.service.settings import Settings
-from sightline.translation.files.document import MAX_BYTES, Document, DocumentError, groups_of
+from sightline.translation.files.document import MAX_BYTES, DocumentError, groups_of
 from sightline.translation.files.kinds import KINDS, read_document
 from sightline.translation.glossary import read_terms
 from sightline.translation.marks import PlacedMark, TranslatedText
@@ -131,7 +131,10 @@ async def _translate_document(
         raise DocumentError(f"has more than {MAX_BYTES // 2**20} MiB; divide it")
     data = source.read_bytes()
     document = read_document(source.name, data)
-    steps = await _steps(service, document, requested)
+    with closing(Call(service, "translate")) as call:
+        languages = {**requested, "source_language": requested["source_language"] or AUTO}
+        [(_, route)] = await routes_of(call, [sample_of(document)], languages)
+        steps = await load_steps(call, route, requested)  # models that translate one after the other
     inputs = requested | {
         "document": hashlib.sha256(data).hexdigest(),
         "models": [step.model.manifest.digest for step in steps],
@@ -154,11 +157,3 @@ async def _translate_document(
         if number := num_repaired(done):
             print(f"{target}: sentences that were translated again: {number}", file=sys.stderr)
         progress.finish(document.write(done, requested["target_language"]))
-
-
-async def _steps(service: Service, document: Document, requested: dict[str, Any]) -> list[TranslationStep]:
-    """Return the models that translate a document one after the other."""
-    with closing(Call(service, "translate")) as call:
-        languages = {**requested, "source_language": requested["source_language"] or AUTO}
-        [(_, route)] = await routes_of(call, [sample_of(document)], languages)
-        return await load_steps(call, route, requested)

@@ -250,13 +250,9 @@ def listing_of(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 def task_of(manifest: Manifest) -> str:
     """Return one word for the main task of a model."""
-    if manifest.languages is not None:
-        return "translation"
-    if manifest.chat is not None:
-        return "chat"
-    if manifest.labels:
-        return "classification"
-    return "generation" if "generate" in manifest.tasks else "encoding"
+    words = {"translation": manifest.languages, "chat": manifest.chat, "classification": manifest.labels}
+    default = "generation" if "generate" in manifest.tasks else "encoding"
+    return next((word for word, part in words.items() if part), default)
 
 
 def print_rows(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:

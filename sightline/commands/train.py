@@ -124,12 +124,10 @@ def sample(parser: Parser, words: Sequence[str]) -> int:
 
 def formats_of(task: TaskName) -> str:
     """Return the endings of the files of a task, for the help."""
-    if task == "tagging":
-        return ", ".join(TAGGED)
     tables = ".jsonl, .json, .csv, .tsv, .xlsx, .ods"
-    if task in PAIR_TASKS:
-        return f"{tables}, .txt, .tmx, .xlf, .xliff, or two files such as corpus.en and corpus.de"
-    return f"{tables}, .txt" if task == "language-model" else tables
+    pairs = f"{tables}, .txt, .tmx, .xlf, .xliff, or two files such as corpus.en and corpus.de"
+    others = {"tagging": ", ".join(TAGGED), "language-model": f"{tables}, .txt"}
+    return pairs if task in PAIR_TASKS else others.get(task, tables)
 
 
 def run_training(action: Callable[[], None]) -> int:

@@ -58,13 +58,9 @@ def find_template(
     if program is None:
         return None
     given = {**special_tokens, **settings}
-    tokens = {name: token for name in SPECIAL_TOKENS if (token := _token(given.get(name)))}
+    names = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
+    tokens = {key: name for key in SPECIAL_TOKENS if isinstance(name := names.get(key), str) and name}
     return ChatTemplate(program=program, tool_program=tool_program, tokens=tokens)
-
-
-def _token(value: Any) -> str:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else ""
 
 
 class JinjaTemplate:

@@ -57,8 +57,7 @@ class TextStream:
 
     def copy(self) -> "TextStream":
         other = copy.copy(self)
-        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        other._decoder.setstate(self._decoder.getstate())
+        other._decoder = copy.copy(self._decoder)
         return other
 
     def _decode(self, token_id: int) -> str:

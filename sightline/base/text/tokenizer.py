@@ -228,14 +228,12 @@ class TextTokenizer:
             for index, word in enumerate(pair.word_ids[begin:end], begin)
         ]
         starts_special, windows = bool(pair.special_tokens_mask[0]), []
-        for start in range(begin, end, size - overlap):
+        for start in range(begin, max(begin + 1, end - overlap), size - overlap):
             stop = min(start + size, end)
             window_ids = (*ids[:begin], *ids[start:stop], *ids[end:])
             windows.append(
                 PairWindow(window_ids, begin, starts_special, tokens[start:stop], words[start - begin : stop - begin])
             )
-            if stop == end:
-                break
         return windows
 
     def min_num_tokens(self, text: str, max_tokens: int) -> int:

@@ -48,13 +48,8 @@ def checked_names(tokenizer: Tokenizer) -> dict[int, str]:
         raise ValueError("it has no tokens")
     if max(names) >= MAX_TOKENS:
         raise ValueError(f"it has the token id {max(names)}; ids must be less than {MAX_TOKENS}")
-    parts = {
-        "normalizer": tokenizer.normalizer,
-        "pre-tokenizer": tokenizer.pre_tokenizer,
-        "post-processor": tokenizer.post_processor,
-        "decoder": tokenizer.decoder,
-    }
-    for name, part in parts.items():
+    for name in ("normalizer", "pre-tokenizer", "post-processor", "decoder"):
+        part = getattr(tokenizer, name.replace("-", "_"))
         growth = math.prod(map(_growth_of, steps_of(config_of(part))))
         if growth > MAX_GROWTH:
             raise ValueError(f"its {name} can make a text {growth:.3g} times longer; at most {MAX_GROWTH} is allowed")
