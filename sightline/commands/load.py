@@ -231,10 +231,8 @@ def load_and_report(options: LoadOptions, client: Client, load: Load) -> int:
     print(f"{DEFINITIONS}\n")
     if options.rates or options.steps:
         print(format_rates([stage.rate for stage in stages], summaries))
-        best = max(summaries, key=lambda summary: summary.good_per_s)
-        print(
-            f"\nhighest goodput: {best.good_per_s:.1f} good requests/s at {record.stages[summaries.index(best)].rate:g}"
-        )
+        best = max(record.stages, key=lambda stage: stage.figures.good_per_s)
+        print(f"\nhighest goodput: {best.figures.good_per_s:.1f} good requests/s at {best.rate:g}")
     else:
         print(format_table(summaries[0]))
     changes: list[Change] = []
@@ -300,10 +298,8 @@ def compare(options: CompareOptions) -> int:
         if bad:
             return fail(f"invalid because of the load test itself: {', '.join(bad)}; run it again", EXIT_LAGGED)
         changes = compare_records(before, after)
-    except NotComparableError as error:
-        return fail(error, EXIT_USAGE)
-    except RecordError as error:
-        return fail(error)
+    except (NotComparableError, RecordError) as error:
+        return fail(error, EXIT_USAGE if isinstance(error, NotComparableError) else None)
     print(format_changes(changes, options.threshold))
     if len(before.stages) != len(after.stages):
         print("\nOnly the rates that both sweeps have reached are compared.")

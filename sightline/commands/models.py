@@ -191,11 +191,10 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
         parser.error("the model firefox and --pairs need each other, as in: firefox --pairs en-de,fr-en")
     if len(pairs) > 1 and (given.out or given.keep or given.name):
         parser.error("--out, --keep and --name are of one model, but --pairs has several; leave them out")
-    statuses = [
+    return max(
         run_action(lambda pair=pair: get_one(given.model_copy(update={"model": PREFIX + pair})))  # type: ignore[misc]
         for pair in dict.fromkeys(pairs)
-    ]
-    return max(statuses)
+    )
 
 
 def list_published(parser: Parser, arguments: Sequence[str]) -> int:

@@ -98,20 +98,18 @@ def raw_prompt(text: str, tokenizer: TextTokenizer) -> Prompt:
 def merge_parts(parts: Sequence[str | int], tokenizer: TextTokenizer) -> Iterator[str | int]:
     """Join texts that follow each other, and remove the whitespace that special tokens absorb."""
     text, strips_left = "", False
-    for part in parts:
+    for part in (*parts, None):
         if isinstance(part, str):
             text += part
             continue
-        absorbs_left, absorbs_right = tokenizer.absorbs_whitespace[part]
+        absorbs_left, absorbs_right = (False, False) if part is None else tokenizer.absorbs_whitespace[part]
         text = text.lstrip() if strips_left else text
         text = text.rstrip() if absorbs_left else text
         if text:
             yield text
-        yield part
+        if part is not None:
+            yield part
         text, strips_left = "", absorbs_right
-    text = text.lstrip() if strips_left else text
-    if text:
-        yield text
 
 
 def tokenize_with_template(

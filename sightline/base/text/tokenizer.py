@@ -358,9 +358,6 @@ class TextTokenizer:
         if not shown:
             return ""
         known = self._bytes
-        if self._is_byte_level:  # each token has the same bytes everywhere in the text
-            text = b"".join([known[id_] for id_ in shown]).decode("utf-8", "replace")
-            return text.removeprefix(" ") if self.strips_leading_space else text
         return (self._first_bytes(shown[0]) + b"".join([known[id_] for id_ in shown[1:]])).decode("utf-8", "replace")
 
     def decoded_offsets(self, ids: Sequence[int]) -> Offsets:
@@ -408,6 +405,7 @@ class TextTokenizer:
     def _first_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token at the start of a text."""
         data, token = self._bytes[token_id], self._tokenizer.id_to_token(token_id) or ""
+        # A token of bytes has the same ones everywhere in a text.
         if self._is_byte_level or (self._has_byte_tokens and BYTE_TOKEN.fullmatch(token)):
             return data.removeprefix(b" ") if self.strips_leading_space else data
         decoder = self._tokenizer.decoder

@@ -116,17 +116,14 @@ def split_special_tokens(tokenizer: Tokenizer, special_ids: Collection[int]) -> 
     names = [tokenizer.id_to_token(id_) or "" for id_ in special_ids]
     if is_unigram:
         names += [f"<0x{byte:02X}>" for byte in range(256)]
-    findable = []
-    for name in names:
+    rests: dict[str, list[str]] = {}  # of the names, by their first character
+    for name in sorted(names):
         id_ = model.token_to_id(name)
         is_known = len(name) > 1 and id_ is not None
         if is_known and (is_unigram or id_ in tokenizer.encode(name, add_special_tokens=False).ids):
-            findable.append(name)
-    if not findable:
+            rests.setdefault(name[0], []).append(re.escape(name[1:]))
+    if not rests:
         return
-    rests: dict[str, list[str]] = {}
-    for name in sorted(findable):
-        rests.setdefault(name[0], []).append(re.escape(name[1:]))
     pattern = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
     split = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
     existing = tokenizer.pre_tokenizer
