@@ -579,11 +579,9 @@ class Manifest(_Part):
             raise ValueError("a model without an encoder graph needs a decoder graph")
         if self.encoder is None and any(state.init == "encoder" for state in self.states):
             raise ValueError("states of a model without an encoder graph must have init 'zeros'")
-        encoder_outputs = () if self.encoder is None else self.encoder.outputs
-        if self.labels and LABEL_OUTPUTS[self.label_kind] not in encoder_outputs:
-            raise ValueError(
-                f"labels of kind {self.label_kind!r} need the encoder output {LABEL_OUTPUTS[self.label_kind]!r}"
-            )
+        output = LABEL_OUTPUTS[self.label_kind]
+        if self.labels and output not in (() if self.encoder is None else self.encoder.outputs):
+            raise ValueError(f"labels of kind {self.label_kind!r} need the encoder output {output!r}")
         for before, after in pairwise(() if self.embedding is None else self.embedding.dense):
             if before.outputs != after.inputs:
                 sizes = f"{after.inputs} inputs after one with {before.outputs} outputs"

@@ -221,19 +221,17 @@ class TextTokenizer:
         size = max_tokens - num_others
         if size <= overlap:
             raise ValueError(f"{num_others} tokens of a window of {max_tokens} leave only {size} for the second text")
-        ids, tokens = pair.ids, pair.offsets
+        ids, tokens = pair.ids, pair.offsets[begin:end]
         # A token that belongs to no word is one.
         words = [
-            (None if word is None else pair.word_to_chars(word, 1)) or tokens[index]
-            for index, word in enumerate(pair.word_ids[begin:end], begin)
+            (None if word is None else pair.word_to_chars(word, 1)) or token
+            for word, token in zip(pair.word_ids[begin:end], tokens, strict=True)
         ]
         starts_special, windows = bool(pair.special_tokens_mask[0]), []
         for start in range(begin, max(begin + 1, end - overlap), size - overlap):
             stop = min(start + size, end)
-            window_ids = (*ids[:begin], *ids[start:stop], *ids[end:])
-            windows.append(
-                PairWindow(window_ids, begin, starts_special, tokens[start:stop], words[start - begin : stop - begin])
-            )
+            window_ids, part = (*ids[:begin], *ids[start:stop], *ids[end:]), slice(start - begin, stop - begin)
+            windows.append(PairWindow(window_ids, begin, starts_special, tokens[part], words[part]))
         return windows
 
     def min_num_tokens(self, text: str, max_tokens: int) -> int:
@@ -274,12 +272,10 @@ class TextTokenizer:
         tokens of the template, an inserted leading space) have empty ranges. Tokens that share one
         character, such as the bytes of an emoji, have the same range.
         """
-        encoding = _encode(self._tokenizer, text, add_special_tokens)
-        tokens = list(zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True))
         spans: list[TokenSpan] = []
         following = len(text)  # start of the next token
         shared, shared_end = (-1, -1), -1  # offsets of the next token, and the end of its range
-        for id_, (start, end), is_special in reversed(tokens):
+        for id_, start, end, is_special in reversed(self.encode_offsets(text, add_special_tokens=add_special_tokens)):
             if is_special:
                 spans.append(TokenSpan(id_, following, following, True))
                 continue
@@ -296,13 +292,13 @@ class TextTokenizer:
         spans.reverse()
         return spans
 
-    def encode_offsets(self, text: str) -> list[TokenSpan]:
+    def encode_offsets(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
         """Tokenize a text and return the tokens with the ranges that the tokenizer gives them.
 
         Transformers uses these for the entities of a text. They may include the space before a
         word, and leave out characters that normalization removes.
         """
-        encoding = _encode(self._tokenizer, text, add_special_tokens=True)
+        encoding = _encode(self._tokenizer, text, add_special_tokens)
         parts = zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
         return [TokenSpan(id_, start, end, bool(is_added)) for id_, (start, end), is_added in parts]
 
