@@ -92,15 +92,8 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     dense = () if manifest.embedding is None else manifest.embedding.dense
     files = [*(graph.file for graph in manifest.graphs), *(layer.file for layer in dense)]
     _check_listed(folder, manifest, [*files, manifest.source_tokenizer, manifest.target_tokenizer])
-    for path, record in ((folder / name, record) for name, record in manifest.files.items()):
-        try:
-            with _open_regular(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                is_same = size == record.bytes and hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
-        except OSError as error:
-            raise BundleError(f"{path} cannot be read: {error.strerror}") from None
-        if not is_same:
-            raise BundleError(f"{path} does not match the SHA-256 in the manifest; copy or export the bundle again")
+    for name, record in manifest.files.items():
+        _check_file(folder / name, record)
     tensors = set[ExternalTensor]()
     for graph in manifest.graphs:
         with _open_regular(folder / graph.file) as file:
@@ -120,6 +113,17 @@ def _check_listed(folder: Path, manifest: Manifest, names: Iterable[str]) -> Non
             raise BundleError(
                 f"{folder / MANIFEST} does not list {name!r}, which the bundle uses; export the bundle again"
             )
+
+
+def _check_file(path: Path, record: FileRecord) -> None:
+    try:
+        with _open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            is_same = size == record.bytes and hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}") from None
+    if not is_same:
+        raise BundleError(f"{path} does not match the SHA-256 in the manifest; copy or export the bundle again")
 
 
 def read_bundle(folder: Path) -> Manifest:

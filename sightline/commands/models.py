@@ -90,7 +90,20 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
     options, texts = parse_with(parser, arguments, ListOptions, Settings, ["bundles"])
     problems: list[str] = []
     manifests = find_bundles(make_settings(texts).bundles, on_failure=lambda _, error: problems.append(str(error)))
-    listings = [listing_of(folder, manifest) for folder, manifest in manifests.items()]
+    listings: list[dict[str, Any]] = [
+        {
+            "name": manifest.name,
+            "task": task_of(manifest),
+            "bytes": sum(record.bytes for record in manifest.files.values()),
+            "memory_bytes": manifest.loaded_bytes,
+            "parameters": manifest.parameters,
+            "precision": manifest.stored_dtype,
+            "languages": manifest.languages and (manifest.languages.source, manifest.languages.target),
+            "folder": str(folder),
+            "description": manifest.description,
+        }
+        for folder, manifest in manifests.items()
+    ]
     if options.json_:
         print(json.dumps(listings, indent=2, ensure_ascii=False))
     elif listings:
@@ -229,22 +242,6 @@ def check(parser: Parser, arguments: Sequence[str]) -> int:
     if refused:
         return fail(f"{refused} of {len(supports)} models cannot be imported")
     return 0
-
-
-def listing_of(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return a bundle as it is listed."""
-    languages = manifest.languages
-    return {
-        "name": manifest.name,
-        "task": task_of(manifest),
-        "bytes": sum(record.bytes for record in manifest.files.values()),
-        "memory_bytes": manifest.loaded_bytes,
-        "parameters": manifest.parameters,
-        "precision": manifest.stored_dtype,
-        "languages": (languages.source, languages.target) if languages else None,
-        "folder": str(folder),
-        "description": manifest.description,
-    }
 
 
 def task_of(manifest: Manifest) -> str:

@@ -137,7 +137,8 @@ def coverage_of(maps: NDArray[np.float32], words: Sequence[Sequence[int]]) -> ND
     if not words:
         return np.zeros((*maps.shape[:-2], 0), np.float32)
     starts = [tokens[0] for tokens in words]
-    return np.asarray(np.add.reduceat(maps[..., : words[-1][-1] + 1], starts, axis=-1).max(-2, initial=0))
+    coverage: NDArray[np.float32] = np.add.reduceat(maps[..., : words[-1][-1] + 1], starts, axis=-1).max(-2, initial=0)
+    return coverage
 
 
 def merge_weights(
