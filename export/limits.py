@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sightline.base.errors import EXIT_FAILED, fail
-from sightline.base.memory import limit_memory
+from sightline.base.machine import limit_memory
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 MEMORY_BYTES = 3 << 29  # beside the libraries, the files and the weights

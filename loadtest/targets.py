@@ -1,14 +1,18 @@
 """Endpoints that a load can call, of the native API and of three others, and their requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import orjson
 
 Message = dict[str, str]
 Prompt = str | Sequence[Message]  # a text, or the messages of a chat
+TargetName = Literal[
+    "generate", "encode", "attention", "openai-chat", "openai-completions", "openai-embeddings", "tei-embed",
+    "oip-infer",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def _present(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-TARGETS = {
+TARGETS: Mapping[TargetName, LoadTarget] = {
     "generate": LoadTarget("/v1/generate", _native, "/v1/generate", generates=True),
     "encode": LoadTarget("/v1/encode", _encode),
     "attention": LoadTarget("/v1/attention", _native, generates=True),

@@ -15,9 +15,8 @@ from starlette.responses import Response
 from sightline import __version__
 from sightline.base.bundle import BundleError, Languages
 from sightline.base.errors import EXIT_CANNOT_SERVE, EXIT_FAILED
-from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import resident_bytes
-from sightline.base.threads import run_in_daemon_thread
+from sightline.base.threads import INTERRUPTIONS, run_in_daemon_thread
 from sightline.service import compat
 from sightline.service.api import glossaries, health, models, root
 from sightline.service.api.endpoint import Endpoint

@@ -23,12 +23,11 @@ from weakref import WeakValueDictionary
 from sightline import __version__
 from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest, Task
 from sightline.base.bundle_files import check_file, check_files, read_manifest
-from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import usable_threads
 from sightline.base.text.prompt import ChatTemplateError
 from sightline.base.text.sentences import split_sentences
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
-from sightline.base.threads import run_in_threads, run_within, start
+from sightline.base.threads import INTERRUPTIONS, run_in_threads, start
 from sightline.service.discovery import OnFailure, find_bundles, raise_failure
 from sightline.service.engine.checks import TEST_INPUT_TOKENS
 from sightline.service.engine.engine import Engine
@@ -350,7 +349,7 @@ class BundleRepository:
 def _attempt(folder: Path, settings: Settings, load: Callable[[], Result]) -> Result | BundleError:
     """Return what a step of loading returns, or the error that names the bundle."""
     try:
-        return run_within(load, settings.load_timeout_s)
+        return start(load).result(settings.load_timeout_s)
     except INTERRUPTIONS:
         raise
     except BundleError as error:

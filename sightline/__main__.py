@@ -118,9 +118,7 @@ def overview() -> Parser:
         "example: sightline serve --bundles bundles",
     )
     parser.add_argument("--version", action="version", version=f"sightline {__version__}", help="print the version")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
-    for name in COMMANDS:
-        commands.add_parser(name)
+    parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
 
 

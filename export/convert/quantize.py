@@ -246,17 +246,13 @@ class _GraphRewriter:
         block_size = _table_block_size(rows, self._bits) if product.transposed else self._layer_block_size
         exact = exact_blocks(rows, self._bits, block_size)
         codes, scales = quantize_blocks(rows, self._bits, block_size) if exact is None else exact[:2]
-        zeros = "" if exact is None else self._zero_points(f"{product.weight}.zeros", exact[2])
+        zeros = ""
+        if exact is not None and (exact[2] != 1 << (self._bits - 1)).any():  # they differ from the default
+            zeros = self._add(f"{product.weight}.zeros", _packed(exact[2], self._bits))
         inputs = [product.node.input[0], self._add(f"{product.weight}.codes", codes)]
         inputs += [self._add(f"{product.weight}.scales", scales), zeros, "", product.bias]
         sizes = {"N": rows.shape[0], "K": rows.shape[1], "block_size": block_size, "accuracy_level": INT8_ACTIVATIONS}
         return self._node("MatMulNBits", inputs, product.node.name, product.output, sizes)
-
-    def _zero_points(self, name: str, zeros: Codes) -> str:
-        """Add the zero points (N, blocks) of a product, if any differs from the default."""
-        if (zeros == 1 << (self._bits - 1)).all():
-            return ""
-        return self._add(name, _packed(zeros, self._bits))
 
     def _dynamic_per_token(self, product: Product) -> None:
         """Replace x W + b with a dynamic per-token quantized product.

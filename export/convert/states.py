@@ -39,7 +39,9 @@ def measure_states(folder: Path, manifest: Manifest) -> StateRanges:
 
     The ranges of a float32 bundle get a margin; they are empty if no state can be rounded.
     """
-    measured = [state for state in manifest.states if manifest.encoder is not None and _is_cache(state)]
+    candidates = manifest.states if manifest.encoder is not None else ()
+    # Keys or values: (heads, "source" or "target", channels).
+    measured = [state for state in candidates if len(state.shape) == 3 and isinstance(state.shape[1], str)]
     if not measured:
         return {}
     sessions = open_sessions(folder, manifest)
@@ -59,11 +61,6 @@ def measure_states(folder: Path, manifest: Manifest) -> StateRanges:
             largest = np.abs(visible).max(axis=1)
             ranges[state.input] = np.maximum(ranges.get(state.input, largest), largest)
     return {name: MARGIN * values for name, values in ranges.items()}
-
-
-def _is_cache(state: State) -> bool:
-    """Return True for keys or values: (heads, "source" or "target", channels)."""
-    return len(state.shape) == 3 and isinstance(state.shape[1], str)
 
 
 def calibration_sources(folder: Path, manifest: Manifest) -> Iterator[Sequence[int]]:

@@ -30,7 +30,7 @@ from sightline.base.bundle import (
     SentenceEmbedding,
     TextQuality,
 )
-from sightline.base.text.pairs import tokenize_with_template
+from sightline.base.text.prompt import tokenize_with_template
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.export.check.sessions import (
     Array,

@@ -9,7 +9,7 @@ values are zeroed, M width, H heads, D width of a head, L layers.
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -20,7 +20,7 @@ from sightline.export.families.description import Attention, Description, Stack
 from sightline.export.families.weights import Weights
 from sightline.export.graphs import operators
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
-from sightline.export.graphs.encoder_graph import SelfAttentionBuilder
+from sightline.export.graphs.encoder_graph import SelfAttentionBuilder, attend_memory
 from sightline.export.graphs.layers import LayerBuilder
 from sightline.export.graphs.nodes import FLOAT, INT64
 
@@ -40,7 +40,7 @@ def contributions_graph(model: Description | None, weights: Weights | None, file
     zeroed = graph.input("zeroed_tokens", INT64, (1,))
     memory = ""
     for name, text, stack in zip(("encoder", "decoder"), ("source", "target"), stacks, strict=True):
-        layers = LayerBuilder(graph, weights, name, replace(stack, is_causal=stack.is_causal or name == "decoder"))
+        layers = LayerBuilder(graph, weights, name, stack)
         ids = graph.input(f"{text}_ids", INT64, (1, text))
         memory = _TextBuilder(layers, model.max_positions, ids, memory, zeroed, measures).add()
     for name, of_layers in measures.items():
@@ -91,7 +91,8 @@ class _TextBuilder:
         for number, options in enumerate(self._stack.attention):
             module = f"{layers.name}.{number}.self_attention"
             tokens = layers.sublayer_input(x, module, number)
-            result, weights = self._self_attention.add(number, options, tokens), f"{layers.name}_attention.{number}"
+            weights = self._graph.unique("weights")
+            result = self._self_attention.add(number, options, tokens, weights)
             attended = _Attended(layers.name, module, options, tokens, weights, result)
             x, finished = self._measure(attended, x, partial(self._finish, number, cross))
             if cross is not None:
@@ -108,12 +109,9 @@ class _TextBuilder:
 
     def _attend(self, number: int, options: Attention, x: str) -> _Attended:
         """Add cross-attention of x (1, N, M)."""
-        graph, layers, module = self._graph, self._layers, f"decoder.{number}.cross_attention"
-        query = layers.linear(layers.sublayer_input(x, module), f"{module}.query")
-        parts = [query, *(layers.linear(self._memory, f"{module}.{part}") for part in ("key", "value"))]
-        weights = graph.unique("weights")
-        result = layers.linear(operators.attention(graph, options, parts, weights), f"{module}.output")
-        return _Attended("cross", module, options, self._memory, weights, result)
+        weights = self._graph.unique("weights")
+        result = attend_memory(self._layers, number, options, x, weights, self._memory)
+        return _Attended("cross", f"decoder.{number}.cross_attention", options, self._memory, weights, result)
 
     def _measure(self, attended: _Attended, x: str, finish: Callable[[str], str]) -> tuple[str, str]:
         """Add the measures of attention that is added to x (1, N, M).

@@ -4,6 +4,7 @@ See He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention
 """
 
 import functools
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ def rows_of_distances(options: Disentangled, distances: NDArray[np.int64]) -> ND
     return np.clip(buckets + options.span, 0, 2 * options.span - 1)
 
 
+@dataclass(frozen=True)
 class PositionScores:
     """Builder of the scores of relative positions of all layers. Shared nodes are added once.
 
@@ -37,31 +39,20 @@ class PositionScores:
     graph uses only those of the distances that the batch has.
     """
 
-    def __init__(
-        self, layers: LayerBuilder, options: Disentangled, max_positions: int, size: str, positions: str
-    ) -> None:
-        """Create a builder.
-
-        Args:
-            max_positions: longest sequence in tokens.
-            size: S, (1,) int64.
-            positions: 0 to S - 1, (S,) int64.
-        """
-        self._layers = layers
-        self._graph = layers.graph
-        self._options = options
-        self._max_positions = max_positions
-        self._size = size
-        self._positions = positions
+    layers: LayerBuilder
+    options: Disentangled
+    max_positions: int  # longest sequence in tokens
+    size: str  # S, (1,) int64
+    positions: str  # 0 to S - 1, (S,) int64
 
     def add(self, module: str, attention: Attention, query: str, key: str) -> str:
         """Add the scores (B, H, S, S) of a layer for its queries and keys (B, S, H * D).
 
         They have the scale of the other scores.
         """
-        graph = self._graph
+        graph = self.layers.graph
         scores = []
-        for part in self._options.projections:
+        for part in self.options.projections:
             tokens, axis = (query, 0) if part == "relative_key" else (key, 1)
             indices = graph.once(f"indices {axis}", functools.partial(self._indices, axis))
             vectors = graph.weight(f"{module}.{part}", self._vectors(f"{module}.{part}", attention))  # (H, D, 2 * span)
@@ -73,9 +64,9 @@ class PositionScores:
 
     def _vectors(self, module: str, attention: Attention) -> Array:
         """Return the projected and scaled vectors (H, D, 2 * span) of all distances."""
-        weights, norm = self._layers.weights, self._layers.stack.norm
+        weights, norm = self.layers.weights, self.layers.stack.norm
         table = weights.read("encoder.relative.weight").astype(np.float64)
-        if self._options.has_norm:
+        if self.options.has_norm:
             table -= table.mean(axis=1, keepdims=True)
             table /= np.sqrt((table**2).mean(axis=1, keepdims=True) + norm.epsilon)
             table = table * weights.read("encoder.relative_norm.weight") + weights.read("encoder.relative_norm.bias")
@@ -86,35 +77,35 @@ class PositionScores:
     @functools.cached_property
     def _rows(self) -> str:
         """Name of the rows of the table (2 * P - 1,) for all distances, in their order."""
-        reach = self._max_positions
-        return self._graph.weight(
-            "encoder.relative.rows", rows_of_distances(self._options, np.arange(1 - reach, reach))
+        reach = self.max_positions
+        return self.layers.graph.weight(
+            "encoder.relative.rows", rows_of_distances(self.options, np.arange(1 - reach, reach))
         )
 
     @functools.cached_property
     def _first(self) -> str:
         """Name of the first row of the table that the batch uses, (1,) int64."""
-        graph = self._graph
-        index = graph.add("Sub", graph.constant(self._max_positions, np.int64), self._size)
+        graph = self.layers.graph
+        index = graph.add("Sub", graph.constant(self.max_positions, np.int64), self.size)
         return graph.add("Gather", self._rows, index)
 
     @functools.cached_property
     def _end(self) -> str:
         """Name of the row after the last one that the batch uses, (1,) int64."""
-        graph = self._graph
-        last = graph.add("Add", graph.constant(self._max_positions - 2, np.int64), self._size)
+        graph = self.layers.graph
+        last = graph.add("Add", graph.constant(self.max_positions - 2, np.int64), self.size)
         return graph.add("Add", graph.add("Gather", self._rows, last), graph.constant(1, np.int64))
 
     def _indices(self, axis: int) -> str:
         """Add the indices (S, S) of the scores among the products (S * used) of each token."""
-        graph = self._graph
-        column = graph.add_once("Unsqueeze", self._positions, graph.constant([1], np.int64))  # (S, 1)
-        distances = graph.add_once("Sub", column, self._positions)
+        graph = self.layers.graph
+        column = graph.add_once("Unsqueeze", self.positions, graph.constant([1], np.int64))  # (S, 1)
+        distances = graph.add_once("Sub", column, self.positions)
         rows = graph.add_once(
-            "Gather", self._rows, graph.add_once("Add", distances, graph.constant(self._max_positions - 1, np.int64))
+            "Gather", self._rows, graph.add_once("Add", distances, graph.constant(self.max_positions - 1, np.int64))
         )
         used = graph.add_once("Sub", self._end, self._first)
-        starts = graph.add("Mul", column if axis == 0 else self._positions, used)
+        starts = graph.add("Mul", column if axis == 0 else self.positions, used)
         return graph.add("Add", starts, graph.add_once("Sub", rows, self._first))
 
 

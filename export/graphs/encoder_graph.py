@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -26,7 +27,6 @@ from sightline.export.graphs.nodes import (
     whole_blocks,
     with_positions,
 )
-from sightline.export.graphs.reader import read_again
 from sightline.export.graphs.relative import relative_bias, relative_key_scores
 
 
@@ -41,75 +41,111 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onn
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
     size = graph.add("Shape", ids, start=1)  # (1,)
     layers = LayerBuilder(graph, weights, "encoder", stack)
-    x = embedded = layers.embed_text(ids, size)
     attend = SelfAttentionBuilder(layers, model.max_positions, size, lengths)
-    for number, attention in enumerate(stack.attention):
-        before, module = x, f"encoder.{number}.self_attention"
-        attended = attend.add(number, attention, layers.sublayer_input(x, module, number))
-        x = layers.add_sublayer(x, attended, module)
-        x = layers.feed_forward(x, number, before)
-        if number == 0 and stack.convolution is not None:
-            x = convolution(layers, stack.convolution, embedded, x, attend.is_token)
-    x = layers.finish(x)
+    x = _add_stack(layers, attend, ids, size)
     graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", stack.output_size)))
     if model.decoder is not None and model.decoder.cross is not None:
         _project_cross_attention(layers, model.decoder, model.decoder.cross, x)
     if model.head is not None:
         if model.reader is not None:
-            x = read_again(graph, weights, model.reader, ids, attend.is_token, attend.positions, lengths, x, size)
+            reader = LayerBuilder(graph, weights, "decoder", model.reader.stack)
+            # The start token takes the place of the last token, (B, S). A negative pad truncates.
+            start, shift = graph.constant(model.reader.start_id, np.int64), graph.constant([1, -1], np.int64)
+            shifted = graph.add("Pad", ids, shift, start, graph.constant([1], np.int64))
+            read = SelfAttentionBuilder(reader, model.max_positions, size, lengths)
+            x = _add_stack(reader, read, shifted, size, (x, lengths))
+            is_end = graph.add("Equal", ids, graph.constant(model.reader.end_id, np.int64))
+            x = _last(graph, x, attend.positions, graph.add("And", is_end, attend.is_token))
         _labels(layers, model.head, model.labels, x, ids, lengths, size)
     return graph.build()
 
 
+def _add_stack(
+    layers: LayerBuilder, attend: "SelfAttentionBuilder", ids: str, size: str, memory: tuple[str, str] | None = None
+) -> str:
+    """Add all layers over texts (B, S) of token ids, and return their hidden states (B, S, M).
+
+    A decoder attends to a `memory`, the hidden states (B, K, M) and the lengths (B,) of texts.
+    """
+    graph, stack = layers.graph, layers.stack
+    x = embedded = layers.embed_text(ids, size)
+    for number, attention in enumerate(stack.attention):
+        before, module = x, f"{layers.name}.{number}.self_attention"
+        weights = "" if memory is None else graph.unique("weights")
+        attended = attend.add(number, attention, layers.sublayer_input(x, module, number), weights)
+        x = layers.add_sublayer(x, attended, module)
+        if stack.cross is not None and memory is not None:
+            module = f"{layers.name}.{number}.cross_attention"
+            attended = attend_memory(layers, number, stack.cross, x, graph.unique("weights"), *memory)
+            x = layers.add_sublayer(x, attended, module)
+        x = layers.feed_forward(x, number, before)
+        if number == 0 and stack.convolution is not None:
+            x = convolution(layers, stack.convolution, embedded, x, attend.is_token)
+    return layers.finish(x)
+
+
+def attend_memory(
+    layers: LayerBuilder, number: int, options: Attention, x: str, weights: str, memory: str, lengths: str = ""
+) -> str:
+    """Add the cross-attention of a layer from x (B, S, M) to hidden states `memory` (B, K, M).
+
+    `weights` is the name of its weights (B, H, S, K). See `operators.attention` for `lengths`.
+    """
+    module = f"{layers.name}.{number}.cross_attention"
+    query = layers.linear(layers.sublayer_input(x, module), f"{module}.query")
+    parts = [query, *(layers.linear(memory, f"{module}.{part}") for part in KEY_VALUE)]
+    return layers.linear(operators.attention(layers.graph, options, parts, weights, lengths), f"{module}.output")
+
+
+@dataclass(frozen=True)
 class SelfAttentionBuilder:
     """Builder of the self-attention of all layers over whole texts. Shared nodes are added once.
 
     All kinds use `Attention` (opset 24), the fastest operator for sequences of different lengths.
     """
 
-    def __init__(self, layers: LayerBuilder, max_positions: int, size: str, lengths: str) -> None:
-        """Create a builder for `max_positions` tokens; `size` (1,) and `lengths` (B,) are int64."""
-        self._layers = layers
-        self._graph = layers.graph
-        self._max_positions = max_positions
-        self._size = size
-        self._lengths = lengths
-        options = layers.stack.disentangled
-        self._position_scores = (
-            None if options is None else PositionScores(layers, options, max_positions, size, self.positions)
-        )
+    layers: LayerBuilder
+    max_positions: int
+    size: str  # S, (1,) int64
+    lengths: str  # (B,) int64
 
-    def add(self, number: int, attention: Attention, x: str) -> str:
-        """Add a layer's attention to x, both (B, S, M), with the weights as a graph output."""
-        module = f"{self._layers.name}.{number}.self_attention"
+    def add(self, number: int, attention: Attention, x: str, weights: str = "") -> str:
+        """Add a layer's attention to x, both (B, S, M).
+
+        `weights` is the name of its weights; without it, they are an output of the graph.
+        """
+        module, position_scores = f"{self.layers.name}.{number}.self_attention", self._position_scores
         parts = [x, x, x]
         if attention.has_projections:  # as one product
-            qkv = self._layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
-            parts = self._layers.heads(module, attention, qkv, attention.head_size)
+            qkv = self.layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
+            parts = self.layers.heads(module, attention, qkv, attention.head_size)
         if attention.rotary is not None:
             parts[0] = self._rotate(parts[0], attention.heads, attention.rotary)
             parts[1] = self._rotate(parts[1], attention.kv_heads, attention.rotary)
         if attention.projected_keys is None:
-            attention_map = self._attention_map(number, attention)
-            window, name = attention.window, self._layers.name
-            bias = self._graph.once(f"{name} bias {window}", partial(self._bias, window))
-            if self._position_scores is not None:
-                bias = self._position_scores.add(module, attention, parts[0], parts[1])
+            attention_map = weights or self._attention_map(number, attention)
+            window, name = attention.window, self.layers.name
+            bias = self.layers.graph.once(f"{name} bias {window}", partial(self._bias, window))
+            if position_scores is not None:
+                bias = position_scores.add(module, attention, parts[0], parts[1])
             if attention.relative_keys is not None:
-                table = self._layers.weights.read(f"{module}.relative_keys.weight")
-                column = self._graph.add_once("Unsqueeze", self.positions, self._graph.constant([1], np.int64))
-                scores = relative_key_scores(self._graph, module, attention, table, parts[0], column, self.positions)
-                bias = self._graph.add("Add", bias, scores) if bias else scores
-            attended = operators.attention(self._graph, attention, parts, attention_map, self._lengths, bias)
+                table = self.layers.weights.read(f"{module}.relative_keys.weight")
+                column = self.layers.graph.add_once(
+                    "Unsqueeze", self.positions, self.layers.graph.constant([1], np.int64)
+                )
+                scores = relative_key_scores(
+                    self.layers.graph, module, attention, table, parts[0], column, self.positions
+                )
+                bias = self.layers.graph.add("Add", bias, scores) if bias else scores
+            attended = operators.attention(self.layers.graph, attention, parts, attention_map, self.lengths, bias)
         else:
             attended = self._attend_to_projected_keys(number, attention, attention.projected_keys, parts)
-        return self._layers.linear(attended, f"{module}.output") if attention.has_projections else attended
+        return self.layers.linear(attended, f"{module}.output") if attention.has_projections else attended
 
     def _attention_map(self, number: int, attention: Attention) -> str:
         """Declare the attention weights of a layer as an output."""
-        axis = "source" if self._layers.name == "encoder" else "target"
-        shape = ("batch", attention.heads, axis, axis)
-        return self._graph.output(f"{self._layers.name}_attention.{number}", FLOAT, shape)
+        shape = ("batch", attention.heads, "source", "source")
+        return self.layers.graph.output(f"encoder_attention.{number}", FLOAT, shape)
 
     def _attend_to_projected_keys(
         self, number: int, attention: Attention, options: ProjectedKeys, parts: Sequence[str]
@@ -119,8 +155,8 @@ class SelfAttentionBuilder:
         `encoder_slots.N` has the weights of the projected keys. `encoder_attention.N` has these
         weights times the matrix of the values: the factor of the value of each token.
         """
-        assert attention.window is None and self._layers.stack.relative_bias is None, "projected keys have no distance"
-        graph, zero = self._graph, self._graph.constant(0.0, np.float32)
+        assert attention.window is None and self.layers.stack.relative_bias is None, "projected keys have no distance"
+        graph, zero = self.layers.graph, self.layers.graph.constant(0.0, np.float32)
         query, *tokens = parts
         is_own = graph.add("Unsqueeze", self.is_token, graph.constant([2], np.int64))  # (B, S, 1)
         matrices = [
@@ -139,50 +175,58 @@ class SelfAttentionBuilder:
         return attended
 
     @functools.cached_property
+    def _position_scores(self) -> PositionScores | None:
+        options = self.layers.stack.disentangled
+        if options is None:
+            return None
+        return PositionScores(self.layers, options, self.max_positions, self.size, self.positions)
+
+    @functools.cached_property
     def positions(self) -> str:
         """Name of the positions (S,) int64."""
-        begin, step = self._graph.constant(0, np.int64), self._graph.constant(1, np.int64)
-        return self._graph.add("Range", begin, self._graph.add("Squeeze", self._size), step)
+        begin, step = self.layers.graph.constant(0, np.int64), self.layers.graph.constant(1, np.int64)
+        return self.layers.graph.add("Range", begin, self.layers.graph.add("Squeeze", self.size), step)
 
     @functools.cached_property
     def is_token(self) -> str:
         """Name of the mask (B, S), True for tokens and False for padding."""
-        column = self._graph.add("Unsqueeze", self._lengths, self._graph.constant([1], np.int64))
-        return self._graph.add("Less", self.positions, column)
+        column = self.layers.graph.add("Unsqueeze", self.lengths, self.layers.graph.constant([1], np.int64))
+        return self.layers.graph.add("Less", self.positions, column)
 
     def _matrix(self, number: int) -> str:
         """Add the first S columns of the matrix (k, P) of projected keys or values."""
-        graph, name = self._graph, f"encoder.projection.{number}.weight"
+        graph, name = self.layers.graph, f"encoder.projection.{number}.weight"
         first, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
-        whole = graph.weight(name, self._layers.weights.read(name))
-        return graph.add("Slice", whole, first, self._size, axis)
+        whole = graph.weight(name, self.layers.weights.read(name))
+        return graph.add("Slice", whole, first, self.size, axis)
 
     def _rotate(self, x: str, heads: int, rotary: Rotary) -> str:
         """Add rotary position embedding of queries or keys (B, S, heads * D)."""
-        graph = self._graph
-        positions = graph.once(f"{self._layers.name} positions", lambda: self._batch_positions(x))
-        size = self._layers.stack.attention[0].head_size
-        tables = self._layers.rotary_tables(rotary, self._max_positions, size)
+        graph = self.layers.graph
+        positions = graph.once(f"{self.layers.name} positions", lambda: self._batch_positions(x))
+        size = self.layers.stack.attention[0].head_size
+        tables = self.layers.rotary_tables(rotary, self.max_positions, size)
         return graph.add("RotaryEmbedding", x, *tables, positions, num_heads=heads)
 
     def _batch_positions(self, x: str) -> str:
         """Add the positions (B, S) of x (B, S, any)."""
-        shape = self._graph.add("Shape", x, start=0, end=2)
-        return self._graph.add("Expand", self.positions, shape)
+        shape = self.layers.graph.add("Shape", x, start=0, end=2)
+        return self.layers.graph.add("Expand", self.positions, shape)
 
     def _bias(self, window: int | None) -> str:
         """Add the bias of scores for relative positions and a window; "" if there is none.
 
         Its shape is (1, H, S, S), or (1, 1, S, S) if it is the same for all heads.
         """
-        graph, stack = self._graph, self._layers.stack
-        is_causal, is_relative = stack.is_causal, stack.relative_bias is not None or stack.slopes is not None
+        graph, stack = self.layers.graph, self.layers.stack
+        is_causal = stack.is_causal or self.layers.name == "decoder"
+        is_relative = stack.relative_bias is not None or stack.slopes is not None
         if window is None and not is_relative and not is_causal:
             return ""
         column = graph.add("Unsqueeze", self.positions, graph.constant([1], np.int64))  # (S, 1)
         bias = ""
         if is_relative:
-            by_head = relative_bias(self._layers, column, self.positions, self._max_positions)  # (H, S, S)
+            by_head = relative_bias(self.layers, column, self.positions, self.max_positions)  # (H, S, S)
             bias = graph.add("Unsqueeze", by_head, graph.constant([0], np.int64))
         if window is not None or is_causal:
             # Finite, because a query at padding may have no visible key: its hidden state must not
@@ -226,7 +270,11 @@ def _labels(layers: LayerBuilder, head: Head, labels: Sequence[str], x: str, ids
     elif head.pooling == "mean":
         x = mean_pool(graph, x, lengths, size)
     elif head.pooling == "last":
-        x = _last(graph, x, ids, lengths, size, head.padding)
+        positions, is_kept = token_mask(graph, lengths, graph.add("Squeeze", size))
+        if head.padding is not None:
+            is_padding = graph.add("Equal", ids, graph.constant(head.padding, np.int64))
+            is_kept = graph.add("And", is_kept, graph.add("Not", is_padding))
+        x = _last(graph, x, positions, is_kept)
     if head.activation is not None:
         x = activation(graph, layers.linear(x, "head.dense"), head.activation)
     if head.has_norm:
@@ -242,12 +290,8 @@ def _labels(layers: LayerBuilder, head: Head, labels: Sequence[str], x: str, ids
         graph.add("Identity", logits, output=output)
 
 
-def _last(graph: GraphBuilder, hidden: str, ids: str, lengths: str, size: str, padding: int | None) -> str:
-    """Add the hidden state (B, M) of the last token of each row that is not `padding`."""
-    positions, is_kept = token_mask(graph, lengths, graph.add("Squeeze", size))
-    if padding is not None:
-        is_padding = graph.add("Equal", ids, graph.constant(padding, np.int64))
-        is_kept = graph.add("And", is_kept, graph.add("Not", is_padding))
+def _last(graph: GraphBuilder, hidden: str, positions: str, is_kept: str) -> str:
+    """Add the hidden state (B, M) at the last of the positions (S,) that are kept, (B, S)."""
     last_axis = graph.constant([1], np.int64)
     kept = graph.add("Where", is_kept, positions, graph.constant(0, np.int64))
     last = graph.add("ReduceMax", kept, last_axis)  # (B, 1)

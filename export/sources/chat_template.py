@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from sightline.base.bundle import ChatTemplate, PairTemplate
-from sightline.base.memory import bounded_memory
+from sightline.base.machine import bounded_memory
 from sightline.base.text.chat import TOOL_FILE, JinjaTemplate, find_template
 from sightline.base.text.prompt import ChatTemplateError, TemplateLimitError
 from sightline.export.sources.opened_checkpoint import FolderFiles

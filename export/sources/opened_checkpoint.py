@@ -179,14 +179,11 @@ class Config:
             raise ImportFailedError(f"{self._file}: {key} must be {kind}, got {_shown(value)}")
         return value
 
-    def integer(
-        self, key: str, default: int | None = None, *, least: int | None = None, most: int | None = None
-    ) -> int:
-        """Return an integer from `least` to `most`, where None is 0 and `MAX_INTEGER`."""
+    def integer(self, key: str, default: int | None = None, *, least: int = 0, most: int = MAX_INTEGER) -> int:
+        """Return an integer from `least` to `most`."""
         value: int = self._typed(key, default, "an integer", lambda value: type(value) is int)
-        lowest, highest = 0 if least is None else least, MAX_INTEGER if most is None else most
-        if not lowest <= value <= highest:
-            limit = f"at least {lowest}" if most is None and value < lowest else f"from {lowest} to {highest}"
+        if not least <= value <= most:
+            limit = f"at least {least}" if most == MAX_INTEGER and value < least else f"from {least} to {most}"
             raise ImportFailedError(f"{self._file}: {key} must be {limit}, got {_shown(value)}")
         return value
 
@@ -198,12 +195,10 @@ class Config:
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        value: str = self._typed(key, default, "a string", lambda value: isinstance(value, str))
-        return value
+        return str(self._typed(key, default, "a string", lambda value: isinstance(value, str)))
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
-        value: bool = self._typed(key, default, "true or false", lambda value: isinstance(value, bool))
-        return value
+        return bool(self._typed(key, default, "true or false", lambda value: isinstance(value, bool)))
 
     def section(self, key: str) -> "Config | None":
         """Return a nested object, or None if the key is missing or null.

@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sightline.base.bundle import Dense, SentenceEmbedding
+from sightline.base.bundle import Dense, SentenceEmbedding, VectorPooling
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config
 
-Pooling = Literal["mean", "first", "last", "max"]
 ReadJson = Callable[[str], Any]  # content of a JSON file of the folder, None if there is none
 
-_POOLING_MODES: Mapping[str, Pooling] = {"cls": "first", "mean": "mean", "max": "max", "lasttoken": "last"}
+_POOLING_MODES: Mapping[str, VectorPooling] = {"cls": "first", "mean": "mean", "max": "max", "lasttoken": "last"}
 _POOLING_KEYS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -187,7 +186,7 @@ def _dense(read_json: ReadJson, folder: str, number: int) -> Dense:
     return layer
 
 
-def _pooling(read_json: ReadJson, folder: str, is_scaled: bool, has_prompts: bool) -> Pooling:
+def _pooling(read_json: ReadJson, folder: str, is_scaled: bool, has_prompts: bool) -> VectorPooling:
     """Return the pooling of `config.json` in the folder of the module, which ends with a slash.
 
     With `is_scaled`, the pooled vector gets length 1.

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
@@ -25,6 +26,7 @@ END = "</s>"
 # Templates of a text and of a pair of texts, by the special tokens around them.
 ENDED = f"$A {END}", f"$A $B {END}"
 BERT = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+ROBERTA_TOKENS = ("<s>", "<pad>", END, "<unk>", "<mask>")
 ROBERTA = f"<s> $A {END}", f"<s> $A {END} {END} $B {END}"
 # Model types whose inputs start with a token of the language. `Languages` in the manifest has these
 # tokens, so that the tokenizer must not add them.
@@ -340,24 +342,20 @@ def _described_tokens(reader: TokenizerFiles) -> list[tuple[int, AddedToken]]:
 # Conversions by model type
 
 
-def _convert_bert(reader: TokenizerFiles) -> Tokenizer:
-    return _with_template(_word_pieces(reader, ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]), *BERT)
-
-
-def _convert_mpnet(reader: TokenizerFiles) -> Tokenizer:
-    return _with_template(_word_pieces(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"]), *ROBERTA)
-
-
-def _word_pieces(reader: TokenizerFiles, special: Sequence[str]) -> Tokenizer:
+def _word_pieces(reader: TokenizerFiles, special: Sequence[str], template: tuple[str, str]) -> Tokenizer:
     lines = [line.rstrip("\r") for line in reader.lines("vocab.txt").removesuffix("\n").split("\n")]
     accents = reader.config.get("strip_accents")
-    return convert_word_pieces(
+    tokenizer = convert_word_pieces(
         lines,
         special,
         lowercase=reader.option("do_lower_case", True),
         strip_accents=None if accents is None else reader.option("strip_accents", False),
         split_chinese=reader.option("tokenize_chinese_chars", True),
     )
+    return _with_template(tokenizer, *template)
+
+
+_convert_bert = partial(_word_pieces, special=["[PAD]", "[CLS]", "[SEP]", "[MASK]"], template=BERT)
 
 
 def _byte_level(reader: TokenizerFiles, special: Sequence[str]) -> Tokenizer:
@@ -370,7 +368,7 @@ def _byte_level(reader: TokenizerFiles, special: Sequence[str]) -> Tokenizer:
 
 
 def _convert_roberta(reader: TokenizerFiles) -> Tokenizer:
-    return _with_template(_byte_level(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"]), *ROBERTA)
+    return _with_template(_byte_level(reader, ROBERTA_TOKENS), *ROBERTA)
 
 
 def _convert_gpt2(reader: TokenizerFiles) -> Tokenizer:
@@ -454,12 +452,6 @@ def _convert_llama(reader: TokenizerFiles) -> Tokenizer:
     return _with_bounds(tokenizer, begin, end)
 
 
-def _convert_xlm_roberta(reader: TokenizerFiles) -> Tokenizer:
-    model = reader.sentencepiece("sentencepiece.bpe.model")
-    tokenizer = convert_sentencepiece(model, _fairseq_ids(model, []), special=["<pad>", "<mask>"])
-    return _with_template(tokenizer, *ROBERTA)
-
-
 def _convert_mbart(reader: TokenizerFiles) -> Tokenizer:
     is_50 = reader.config.get("tokenizer_class") in ("MBart50Tokenizer", "MBart50TokenizerFast")
     listed = language_tokens(reader.additional_special_tokens())
@@ -486,17 +478,12 @@ def _convert_m2m(reader: TokenizerFiles) -> Tokenizer:
     return _with_template(tokenizer, *ENDED)
 
 
-def _fairseq(reader: TokenizerFiles, languages: Sequence[str]) -> Tokenizer:
-    model = reader.sentencepiece("sentencepiece.bpe.model")
-    special = ["<pad>", *languages, "<mask>"]
-    return _with_template(convert_sentencepiece(model, _fairseq_ids(model, languages), special=special), *ENDED)
-
-
-def _fairseq_ids(model: SentencePieceModel, languages: Sequence[str]) -> dict[str, int]:
-    """Return the ids of fairseq: four special tokens, the pieces, languages, the mask."""
-    special = ["<s>", "<pad>", END, "<unk>"]
+def _fairseq(reader: TokenizerFiles, languages: Sequence[str], template: tuple[str, str] = ENDED) -> Tokenizer:
+    """Convert a model with the ids of fairseq: special tokens, the pieces, languages, the mask."""
+    model, special = reader.sentencepiece("sentencepiece.bpe.model"), ROBERTA_TOKENS[:-1]
     pieces = [piece.text for piece in model.pieces if piece.text not in special]
-    return _extended({}, [*special, *pieces, *languages, "<mask>"])
+    ids = _extended({}, [*special, *pieces, *languages, "<mask>"])
+    return _with_template(convert_sentencepiece(model, ids, special=["<pad>", *languages, "<mask>"]), *template)
 
 
 def _convert_marian(reader: TokenizerFiles) -> ConvertedTokenizers:
@@ -543,7 +530,7 @@ CONVERSIONS: dict[str, Callable[[TokenizerFiles], Tokenizer]] = {
     "m2m_100": _convert_m2m,
     "mbart": _convert_mbart,
     "mistral": _convert_llama,
-    "mpnet": _convert_mpnet,
+    "mpnet": partial(_word_pieces, special=ROBERTA_TOKENS, template=ROBERTA),
     "mt5": _convert_t5,
     "opt": _convert_gpt2,
     "pegasus": _convert_pegasus,
@@ -551,5 +538,5 @@ CONVERSIONS: dict[str, Callable[[TokenizerFiles], Tokenizer]] = {
     "qwen3": _convert_qwen,
     "roberta": _convert_roberta,
     "t5": _convert_t5,
-    "xlm-roberta": _convert_xlm_roberta,
+    "xlm-roberta": partial(_fairseq, languages=(), template=ROBERTA),
 }

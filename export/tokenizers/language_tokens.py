@@ -48,7 +48,10 @@ def language_ids(vocabulary: Mapping[str, int]) -> dict[str, int]:
     The format with the most tokens counts. A tag has a script or a region only if the vocabulary
     has the language several times: `zh-Hans` and `zh-Hant`, but `en`.
     """
-    by_format = [_codes(vocabulary, pattern) for pattern in FORMATS]
+    by_format = (
+        {match[1]: id_ for token, id_ in vocabulary.items() if (match := pattern.fullmatch(token))}
+        for pattern in FORMATS
+    )
     codes = max(by_format, key=len)
     languages = Counter(_language(code) for code in codes)
     tags: dict[str, int] = {}
@@ -66,10 +69,6 @@ def language_tag(code: str) -> str | None:
 def language_tokens(tokens: Iterable[str]) -> list[str]:
     """Return the tokens that have the format of a language token."""
     return [token for token in tokens if any(pattern.fullmatch(token) for pattern in FORMATS)]
-
-
-def _codes(vocabulary: Mapping[str, int], pattern: re.Pattern[str]) -> dict[str, int]:
-    return {match[1]: id_ for token, id_ in vocabulary.items() if (match := pattern.fullmatch(token))}
 
 
 def _language(code: str) -> str:

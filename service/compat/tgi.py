@@ -235,7 +235,7 @@ class TgiResponse(EventEncoder):
         }
 
     def _token(self, token: OutputToken) -> TextGenerationToken:
-        is_special = self._model.target_tokenizer.is_special(token.id)
+        is_special = token.id in self._model.target_tokenizer.special_ids
         return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": is_special}
 
     def _top_tokens(self, token: OutputToken) -> Sequence[TextGenerationToken]:

@@ -27,7 +27,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import _TrustedHosts
 
-from sightline.base.interruptions import INTERRUPTIONS
+from sightline.base.threads import INTERRUPTIONS
 from sightline.service.api.endpoint import CALL, IN_QUERY, JSON, Endpoint, EventStream, Raw
 from sightline.service.api_errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
 from sightline.service.http.access import authorize, authorize_by_field

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel
 
 from sightline.base.bundle import PairTemplate, Task
-from sightline.base.text.pairs import tokenize_with_template
-from sightline.base.text.prompt import Dialogue, Prompt
+from sightline.base.text.prompt import Dialogue, Prompt, tokenize_with_template
 from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 from sightline.service.api_errors import ApiError, ClientGoneError
 from sightline.service.body_fields import IdLists, Texts

@@ -43,9 +43,8 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from sightline.base.bundle import BundleError, Manifest
-from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import resident_bytes
-from sightline.base.threads import run_in_daemon_thread
+from sightline.base.threads import INTERRUPTIONS, run_in_daemon_thread
 from sightline.service.api_errors import ApiError
 from sightline.service.engine.request import FailureCode
 from sightline.service.inference.admission import AdmissionController

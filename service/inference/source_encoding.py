@@ -49,7 +49,7 @@ async def read_sources(
         raise ApiError("unsupported_parameter", message, field=field)
     count, template = len(inputs.texts), model.manifest.pair_template
     if instruction is not None:
-        if template is None or not template.has_instruction:
+        if template is None or "{instruction}" not in template.text:
             message = f"{model.name} has no instruction; leave {{instruction}} out."
             raise ApiError("unsupported_parameter", message, field="instruction")
         check_characters(len(instruction), model.manifest.limits.max_source_tokens, "instruction", None)

@@ -240,7 +240,7 @@ class SentenceTranslator:
         """Return the characters that are unknown tokens, or several tokens of bytes."""
         tokenizer = self._model.source_tokenizer
         spans = tokenizer.encode_spans(text, add_special_tokens=False)
-        found = [(span.start, span.end) for span in spans if tokenizer.is_special(span.id) and span.start < span.end]
+        found = [(span.start, span.end) for span in spans if span.id in tokenizer.special_ids and span.start < span.end]
         parts = [(after.start, after.end) for span, after in pairwise(spans) if after.start < span.end]
         return sorted({index for start, end in found + parts for index in range(start, end)})
 

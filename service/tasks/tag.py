@@ -123,7 +123,7 @@ def spans_of(tokenizer: TextTokenizer, text: str, ids: Ids) -> list[TokenSpan]:
     if len(spans) <= len(ids):
         return spans
     # A final special token was kept when the input was truncated.
-    return [*spans[: len(ids) - 1], spans[-1] if tokenizer.is_special(ids[-1]) else spans[len(ids) - 1]]
+    return [*spans[: len(ids) - 1], spans[-1] if ids[-1] in tokenizer.special_ids else spans[len(ids) - 1]]
 
 
 def label_tokens(

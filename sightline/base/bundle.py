@@ -5,6 +5,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -299,10 +300,6 @@ class PairTemplate(_Part):
             raise ValueError("text must have {query} and {document} once, and {instruction} at most once")
         return self
 
-    @property
-    def has_instruction(self) -> bool:
-        return "{instruction}" in self.text
-
 
 class GenerationDefaults(_Part):
     """Generation settings that belong to a model.
@@ -582,16 +579,13 @@ class Manifest(_Part):
             raise ValueError("a model without an encoder graph needs a decoder graph")
         if self.encoder is None and any(state.init == "encoder" for state in self.states):
             raise ValueError("states of a model without an encoder graph must have init 'zeros'")
-        encoder_outputs = () if self.encoder is None else self.encoder.outputs
-        if self.labels and LABEL_OUTPUTS[self.label_kind] not in encoder_outputs:
-            raise ValueError(
-                f"labels of kind {self.label_kind!r} need the encoder output {LABEL_OUTPUTS[self.label_kind]!r}"
-            )
-        size = None
-        for layer in () if self.embedding is None else self.embedding.dense:
-            if size not in (None, layer.inputs):
-                raise ValueError(f"a layer of embedding.dense has {layer.inputs} inputs after one with {size} outputs")
-            size = layer.outputs
+        output = LABEL_OUTPUTS[self.label_kind]
+        if self.labels and output not in (() if self.encoder is None else self.encoder.outputs):
+            raise ValueError(f"labels of kind {self.label_kind!r} need the encoder output {output!r}")
+        for before, after in pairwise(() if self.embedding is None else self.embedding.dense):
+            if before.outputs != after.inputs:
+                sizes = f"{after.inputs} inputs after one with {before.outputs} outputs"
+                raise ValueError(f"a layer of embedding.dense has {sizes}")
         if self.training_unit == "sentence" and (self.encoder is None or self.decoder is None):
             raise ValueError("training_unit 'sentence' requires an encoder and a decoder")
         if self.pair_template and not self.labels:
@@ -672,8 +666,7 @@ class Manifest(_Part):
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        graphs = (self.encoder, self.decoder, self.rows, self.predict, self.contributions)
-        return tuple(graph for graph in graphs if graph is not None)
+        return tuple(filter(None, (self.encoder, self.decoder, self.rows, self.predict, self.contributions)))
 
     @property
     def is_decoder_only(self) -> bool:

@@ -159,8 +159,8 @@ def _similar_bundle(folder: Path) -> str:
     """
     parents = dict.fromkeys((folder.parent, Path("bundles")))
     present = [path.parent for parent in parents for path in sorted(parent.glob(f"*/{MANIFEST}"))]
-    of_name = [path for path in present if path.name == folder.name]
-    if of_name:
-        return f" (did you mean {of_name[0]}?)"
+    for path in present:
+        if path.name == folder.name:
+            return f" (did you mean {path}?)"
     paths = list(map(str, present))
     return did_you_mean(str(folder), paths) or (f"; bundles are {list_of(paths)}" if paths else "")

@@ -46,11 +46,6 @@ def fail(error: str | Exception, status: int | None = None) -> int:
     return exit_status(error) if status is None else status
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return True for an allocation failure of PyTorch, which has no exception class on a CPU."""
-    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
-
-
 def list_of(names: Collection[str], most: int = 10, separator: str = ", ") -> str:
     """Return names for a message; of many, only the first and the number of the others."""
     shown = separator.join(list(names)[:most])

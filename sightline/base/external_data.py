@@ -68,7 +68,14 @@ def external_tensors(graph: bytes) -> set[ExternalTensor]:
         model = _MODEL.FromString(graph)
     except DecodeError:
         raise ValueError("it is not an ONNX model") from None
-    return {_external_tensor(tensor) for tensor in _tensors(model) if tensor.external_data}
+    found = set[ExternalTensor]()
+    for tensor in (tensor for tensor in _tensors(model) if tensor.external_data):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if len(entries) != len(tensor.external_data) or "location" not in entries:
+            raise ValueError("a tensor must name the location of its external data exactly once")
+        offset, size = int(entries.get("offset", "0")), math.prod(tensor.dims)
+        found.add(ExternalTensor(entries["location"], tensor.data_type, offset, size))
+    return found
 
 
 def are_finite(path: Path, tensors: Iterable[ExternalTensor]) -> bool:
@@ -77,18 +84,15 @@ def are_finite(path: Path, tensors: Iterable[ExternalTensor]) -> bool:
     The file must not be empty. Raises `ValueError` if a floating-point tensor exceeds it.
     """
     data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")  # mapped: weights may exceed the free memory
-    return all(_is_finite(data, tensor) for tensor in tensors)
-
-
-def _is_finite(data: NDArray[np.uint8], tensor: ExternalTensor) -> bool:
-    dtype = _FLOATS.get(tensor.data_type)
-    if dtype is None:
-        return True
-    end = tensor.offset + tensor.size * np.dtype(dtype).itemsize
-    if not 0 <= tensor.offset <= end <= len(data):
-        raise ValueError(f"a tensor occupies bytes {tensor.offset} to {end}, but the file has {len(data)} bytes")
-    numbers = data[tensor.offset : end].view(dtype)
-    return all(np.isfinite(numbers[start : start + _CHUNK]).all() for start in range(0, tensor.size, _CHUNK))
+    for tensor in (tensor for tensor in tensors if tensor.data_type in _FLOATS):
+        dtype = _FLOATS[tensor.data_type]
+        end = tensor.offset + tensor.size * np.dtype(dtype).itemsize
+        if not 0 <= tensor.offset <= end <= len(data):
+            raise ValueError(f"a tensor occupies bytes {tensor.offset} to {end}, but the file has {len(data)} bytes")
+        numbers = data[tensor.offset : end].view(dtype)
+        if not all(np.isfinite(numbers[start : start + _CHUNK]).all() for start in range(0, tensor.size, _CHUNK)):
+            return False
+    return True
 
 
 def message_class(schema: Mapping[str, Mapping[str, tuple[int, str]]]) -> Any:
@@ -115,11 +119,3 @@ def _tensors(message: Any) -> Iterator[Any]:
     for _, parts in message.ListFields():
         for part in parts:
             yield from _tensors(part)
-
-
-def _external_tensor(tensor: Any) -> ExternalTensor:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    if len(entries) != len(tensor.external_data) or "location" not in entries:
-        raise ValueError("a tensor must name the location of its external data exactly once")
-    offset = int(entries.get("offset", "0"))
-    return ExternalTensor(entries["location"], tensor.data_type, offset, math.prod(tensor.dims))

@@ -2,6 +2,9 @@
 
 import math
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -13,15 +16,12 @@ MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "mem
 def usable_threads(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int:
     """Return the number of cores, or the smallest CPU quota, rounded up, of the control groups."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = map(_quota, _own_folders("cpu", cgroup, own_cgroups))
-    return max(1, min([cores, *(math.ceil(quota) for quota in quotas if quota is not None)]))
-
-
-def _quota(folder: Path) -> float | None:
-    """Return the quota of a control group in cores, by version 2 or 1; None if it has none."""
-    version_1 = *_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us")
-    numbers = _numbers(folder / "cpu.max") or version_1
-    return numbers[0] / numbers[1] if len(numbers) == 2 and numbers[0] > 0 else None
+    for folder in _own_folders("cpu", cgroup, own_cgroups):
+        version_1 = *_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us")
+        numbers = _numbers(folder / "cpu.max") or version_1
+        if len(numbers) == 2 and numbers[0] > 0:
+            cores = min(cores, math.ceil(numbers[0] / numbers[1]))
+    return cores
 
 
 def usable_memory(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int:
@@ -38,13 +38,37 @@ def available_memory(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> 
     They are the smallest one of the available memory of the machine and the rests of the limits of
     the process's control groups, such as that of a container.
     """
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:  # another system than Linux
-        return None
-    bounds = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    bounds = _proc_bytes("meminfo", "MemAvailable")
     bounds += [limit - used for limit, used in _memory_limits(cgroup, own_cgroups)]
     return max(0, min(bounds)) if bounds else None
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Limit the private memory of this process and of its children to what it is now, and more."""
+    for used in _proc_bytes("self/status", "VmData"):
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        limit = used + num_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+@contextmanager
+def bounded_memory(num_bytes: int) -> Iterator[None]:
+    """Raise `MemoryError` if this process needs that much memory more."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit_memory(num_bytes)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _proc_bytes(file: str, field: str) -> list[int]:
+    """Return the size in a field of a file of `/proc`; none on other systems than Linux."""
+    try:
+        lines = Path("/proc", file).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")]
 
 
 def _memory_limits(cgroup: Path, own_cgroups: Path) -> list[tuple[int, int]]:

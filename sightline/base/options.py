@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, Union,
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, ErrorDetails, core_schema
+from pydantic_core import ErrorDetails
 
 from sightline.base.errors import UsageError, did_you_mean
 
@@ -52,16 +52,6 @@ class Shown:
     metavar: str | tuple[str, ...] = ""  # stands for the value, or for each of several
     is_positional: bool = False
     is_repeated: bool = False  # the flag may be given several times
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """Choices of an option that are the keys of a table."""
-
-    choices: Collection[str]
-
-    def __get_pydantic_core_schema__(self, *_: Any) -> CoreSchema:
-        return core_schema.literal_schema(list(self.choices))
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
@@ -219,10 +209,10 @@ def problem(kind: type[Options], error: ErrorDetails, name: str) -> str:
 def allowed(field: FieldInfo) -> str:
     """Return the allowed values of an option in words, or "" if every text is allowed."""
     texts = []
-    if all(_choices_of(*part) for part in _parts(field)):
+    if all(_choices_of(hint) for hint, _ in _parts(field)):
         return f"one of {', '.join(_choices(field))}"
     for hint, annotations in _parts(field):
-        choices = _choices_of(hint, annotations)
+        choices = _choices_of(hint)
         text = ", ".join(map(str, choices)) if choices else KINDS.get(hint, "")
         least, above, most = (annotations.get(limit) for limit in (Ge, Gt, Le))
         if least and most:
@@ -263,28 +253,26 @@ def env_name(kind: type[Options], name: str) -> str:
     return kind.prefix + name.upper()
 
 
-def _parts(field: FieldInfo) -> Iterator[tuple[Any, dict[Any, Any]]]:
+def _parts(hint: Any, metadata: Sequence[Any] = ()) -> Iterator[tuple[Any, dict[Any, Any]]]:
     """Yield each type that a field allows except None, with its annotations by their class."""
-
-    def parts_of(hint: Any, metadata: Sequence[Any]) -> Iterator[tuple[Any, dict[Any, Any]]]:
-        if get_origin(hint) is Annotated:
-            yield from parts_of(get_args(hint)[0], [*metadata, *get_args(hint)[1:]])
-        elif get_origin(hint) in (Union, UnionType):
-            for part in get_args(hint):
-                yield from parts_of(part, metadata)
-        elif hint is not NoneType:
-            yield hint, {type(annotation): annotation for annotation in metadata}
-
-    return parts_of(field.annotation, field.metadata)
+    if isinstance(hint, FieldInfo):
+        yield from _parts(hint.annotation, hint.metadata)
+    elif get_origin(hint) is Annotated:
+        yield from _parts(get_args(hint)[0], [*metadata, *get_args(hint)[1:]])
+    elif get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _parts(part, metadata)
+    elif hint is not NoneType:
+        yield hint, {type(annotation): annotation for annotation in metadata}
 
 
-def _choices_of(hint: Any, annotations: Mapping[Any, Any]) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) is Literal else tuple(annotations.get(OneOf, OneOf(())).choices)
+def _choices_of(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _choices(field: FieldInfo) -> dict[str, Any]:
     """Return the choices of a field by their texts."""
-    return {str(choice): choice for part in _parts(field) for choice in _choices_of(*part)}
+    return {str(choice): choice for hint, _ in _parts(field) for choice in _choices_of(hint)}
 
 
 def _shown(field: FieldInfo) -> Shown:
@@ -299,7 +287,7 @@ def _name_of(name: str, field: FieldInfo) -> str:
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
-    if all(_choices_of(*part) for part in _parts(field)):
+    if all(_choices_of(hint) for hint, _ in _parts(field)):
         return f"{{{','.join(_choices(field))}}}"
     unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
     return unit or ("N" if next(_parts(field))[0] in (int, float) else name.rpartition("_")[2].upper())

@@ -1,4 +1,4 @@
-"""Functions that run in daemon threads.
+"""Functions that run in daemon threads, and the exceptions that are no failures of a function.
 
 Neither the event loop nor the interpreter waits for such a thread when it ends, so that a signal
 during a long load can end the process at once.
@@ -8,52 +8,47 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
+# They end a task or the process. All others are failures of one call or one bundle, also those that
+# are not subclasses of Exception: a panic of a library that is written in Rust is one.
+INTERRUPTIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 async def run_in_daemon_thread(work: Callable[[], T]) -> T:
-    return await asyncio.wrap_future(_start([work], "load-async")[0])
+    return await asyncio.wrap_future(start(work))
 
 
-def start(work: Callable[[], T]) -> Future[T]:
-    """Start a function in a daemon thread and return its outcome."""
-    return _start([work], "load-beside")[0]
+def start(work: Callable[[], T], name: str = "load-beside") -> Future[T]:
+    """Start a function in a daemon thread, which cannot be ended, and return its outcome."""
+    outcome = Future[T]()
 
+    def run() -> None:
+        if outcome.set_running_or_notify_cancel():
+            try:
+                outcome.set_result(work())
+            except BaseException as error:
+                outcome.set_exception(error)
 
-def run_within(work: Callable[[], T], seconds: float) -> T:
-    """Run a function in a daemon thread and return its result.
-
-    Raises `TimeoutError` if it takes longer. The thread goes on, because threads cannot be ended.
-    """
-    return _start([work], "load-one")[0].result(seconds)
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome
 
 
 def run_in_threads(functions: Sequence[Callable[[], T]], num_threads: int) -> list[T]:
-    """Call functions in several threads and return their results in order.
+    """Call functions, a number of them at a time, and return their results in order.
 
     An exception of a function is raised here. With one thread, or for one function, the calling
     thread runs them.
     """
     if num_threads == 1 or len(functions) <= 1:
         return [function() for function in functions]
-    return [outcome.result() for outcome in _start(functions, "load", num_threads)]
+    slots = threading.Semaphore(num_threads)
 
+    def run(function: Callable[[], T]) -> T:
+        with slots:
+            return function()
 
-def _start(functions: Sequence[Callable[[], T]], name: str, num_threads: int = 1) -> list[Future[T]]:
-    """Call functions in daemon threads, and return their outcomes in order."""
-    outcomes = [Future[T]() for _ in functions]
-    remaining = iter(list(zip(outcomes, functions, strict=True)))  # `next` of a list's iterator is atomic
-
-    def run() -> None:
-        for outcome, function in remaining:
-            if outcome.set_running_or_notify_cancel():
-                try:
-                    outcome.set_result(function())
-                except BaseException as error:
-                    outcome.set_exception(error)
-
-    for number in range(min(num_threads, len(functions))):
-        threading.Thread(target=run, name=f"{name}-{number}", daemon=True).start()
-    return outcomes
+    outcomes = [start(partial(run, function), f"load-{number}") for number, function in enumerate(functions)]
+    return [outcome.result() for outcome in outcomes]

@@ -3,11 +3,11 @@
 import asyncio
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -18,21 +18,24 @@ from sightline.service.inference.call import Call, UsageRecord
 from sightline.service.inference.documents import sample_of
 from sightline.service.inference.routing import AUTO, load_steps, routes_of
 from sightline.service.inference.service import Service
-from sightline.service.inference.translation import TranslationStep, num_repaired, translate_marked
+from sightline.service.inference.translation import num_repaired, translate_marked
 from sightline.service.settings import Settings
-from sightline.translation.files.document import MAX_BYTES, Document, DocumentError, groups_of
+from sightline.translation.files.document import MAX_BYTES, DocumentError, groups_of
 from sightline.translation.files.kinds import KINDS, read_document
 from sightline.translation.glossary import read_terms
 from sightline.translation.marks import PlacedMark, TranslatedText
+
+if TYPE_CHECKING:
+    from sightline.commands.translate import TranslateOptions
 
 # Flags of the fields that a model can reject.
 FLAGS = {
     "source_language": "--from",
     "target_language": "--to",
     "num_beams": "--beams",
+    "split_sentences": "--split-sentences",
     "repair": "--repair",
     "return_coverage": "--report",
-    "split_sentences": "--split-sentences",
     "glossary": "--glossary",
 }
 
@@ -50,21 +53,14 @@ def read_glossary(path: Path) -> dict[str, str]:
         raise UsageError(f"{path}, {error}") from None
 
 
-def translate_documents(
-    files: Sequence[str],
-    source: str | None,
-    to: str,
-    out: Path | None,
-    bundle: Path | None,
-    parameters: Mapping[str, Any],
-    glossary: Mapping[str, str],
-    settings: Settings,
-) -> int:
+def translate_documents(options: "TranslateOptions", to: str, settings: Settings) -> int:
     """Translate documents into languages, and return the exit code.
 
-    Without a `source` language, that of each document is detected if the models read several.
-    Raises `UsageError`, and the errors of `open_service`.
+    Without a source language, that of each document is detected if the models read several. Raises
+    `UsageError`, and the errors of `open_service`.
     """
+    files, out, bundle = options.file, options.out, options.bundle
+    glossary = {} if options.glossary is None else read_glossary(options.glossary)
     languages = [tag.strip() for tag in to.split(",")]
     if not all(tag.replace("-", "").replace("_", "").isalnum() for tag in languages):
         raise UsageError("--to must be languages with commas between them, such as de or de,pt-BR")
@@ -108,7 +104,8 @@ def translate_documents(
         service.worker.start()
         try:
             for target, (path, language) in wanted.items():
-                requested = {"source_language": source, "target_language": language, **parameters}
+                requested: dict[str, Any] = {"source_language": options.from_, "target_language": language}
+                requested |= {"num_beams": options.beams, "repair": options.repair}
                 try:
                     await _translate_document(service, path, target, requested, glossary)
                 except DocumentError as error:
@@ -135,7 +132,10 @@ async def _translate_document(
         raise DocumentError(f"has more than {MAX_BYTES // 2**20} MiB; divide it")
     data = source.read_bytes()
     document = read_document(source.name, data)
-    steps = await _steps(service, document, requested)
+    with closing(Call(service, "translate")) as call:
+        languages = {**requested, "source_language": requested["source_language"] or AUTO}
+        [(_, route)] = await routes_of(call, [sample_of(document)], languages)
+        steps = await load_steps(call, route, requested)  # models that translate one after the other
     inputs = requested | {
         "document": hashlib.sha256(data).hexdigest(),
         "models": [step.model.manifest.digest for step in steps],
@@ -158,11 +158,3 @@ async def _translate_document(
         if number := num_repaired(done):
             print(f"{target}: sentences that were translated again: {number}", file=sys.stderr)
         progress.finish(document.write(done, requested["target_language"]))
-
-
-async def _steps(service: Service, document: Document, requested: dict[str, Any]) -> list[TranslationStep]:
-    """Return the models that translate a document one after the other."""
-    with closing(Call(service, "translate")) as call:
-        languages = {**requested, "source_language": requested["source_language"] or AUTO}
-        [(_, route)] = await routes_of(call, [sample_of(document)], languages)
-        return await load_steps(call, route, requested)

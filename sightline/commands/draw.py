@@ -25,16 +25,8 @@ from sightline.service.parameters import AttentionSelection
 from sightline.service.settings import Settings, make_settings
 
 # Flags of fields in errors.
-FLAGS = {
-    "kinds": "--kind",
-    "kinds[0]": "--kind",
-    "layers": "--layer",
-    "layers[0]": "--layer",
-    "heads": "--head",
-    "heads[0]": "--head",
-    "targets": "--target",
-    "inputs": "TEXT",
-}
+SELECTED = {f"{name}s{index}": f"--{name}" for name in ("kind", "layer", "head") for index in ("", "[0]")}
+FLAGS = {"targets": "--target", "inputs": "TEXT", **SELECTED}
 
 
 def _picture_file(path: Path) -> Path:

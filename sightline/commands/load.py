@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from sightline import loadtest
 from sightline.base.errors import EXIT_LAGGED, EXIT_USAGE, EXIT_WORSE, UsageError, fail
-from sightline.base.options import OneOf, Options, Shown, parse
+from sightline.base.options import Options, Shown, parse
 from sightline.base.parser import Parser
 from sightline.loadtest.arguments import duration, objective, rates, read_prompts, share
 from sightline.loadtest.client import Client
@@ -30,7 +30,7 @@ from sightline.loadtest.load_record import LoadRecord, RecordError, make_record,
 from sightline.loadtest.load_report import DEFINITIONS, TIMES, Summary, format_rates, format_table
 from sightline.loadtest.outcome import OWN
 from sightline.loadtest.profiles import Stage, split, sweep, window
-from sightline.loadtest.targets import TARGETS, RequestOptions
+from sightline.loadtest.targets import TARGETS, RequestOptions, TargetName
 
 DEFAULT_DURATION_S = 10.0
 TIMEOUT_S = 60.0  # twice the default request timeout of the service, which should have responded by then
@@ -55,8 +55,8 @@ class LoadOptions(Options):
 
     url: str = "http://127.0.0.1:8000"
     """URL of the service"""
-    endpoint: Annotated[str, OneOf(TARGETS), Shown("NAME")] = Field(
-        default="generate", description=f"endpoint to call: {', '.join(TARGETS)}"
+    endpoint: Annotated[TargetName, Shown("NAME")] = Field(
+        "generate", description=f"endpoint to call: {', '.join(TARGETS)}"
     )
     model: Annotated[str | None, Shown("NAME")] = None
     """model to call (default: the service's; needed by OpenAI, OIP)"""
@@ -231,10 +231,8 @@ def load_and_report(options: LoadOptions, client: Client, load: Load) -> int:
     print(f"{DEFINITIONS}\n")
     if options.rates or options.steps:
         print(format_rates([stage.rate for stage in stages], summaries))
-        best = max(summaries, key=lambda summary: summary.good_per_s)
-        print(
-            f"\nhighest goodput: {best.good_per_s:.1f} good requests/s at {record.stages[summaries.index(best)].rate:g}"
-        )
+        best = max(record.stages, key=lambda stage: stage.figures.good_per_s)
+        print(f"\nhighest goodput: {best.figures.good_per_s:.1f} good requests/s at {best.rate:g}")
     else:
         print(format_table(summaries[0]))
     changes: list[Change] = []
@@ -284,13 +282,11 @@ def _status_of(changes: Sequence[Change], threshold: float) -> int:
 
 
 def _recorded_arguments(options: LoadOptions) -> dict[str, Any]:
-    hidden = {"objective", "json_", "key_file", "threshold"}
-    arguments = options.model_dump(exclude=hidden) | {"duration": options.duration_s}
-    digest = hashlib.sha256(options.prompts.read_bytes()).hexdigest()
-    return arguments | {
+    return options.model_dump(exclude={"objective", "json_", "key_file", "threshold"}) | {
+        "duration": options.duration_s,
         "objectives": dict(options.objective),
         "prompts": str(options.prompts),
-        "prompts_sha256": digest,
+        "prompts_sha256": hashlib.sha256(options.prompts.read_bytes()).hexdigest(),
     }
 
 
@@ -302,10 +298,8 @@ def compare(options: CompareOptions) -> int:
         if bad:
             return fail(f"invalid because of the load test itself: {', '.join(bad)}; run it again", EXIT_LAGGED)
         changes = compare_records(before, after)
-    except NotComparableError as error:
-        return fail(error, EXIT_USAGE)
-    except RecordError as error:
-        return fail(error)
+    except (NotComparableError, RecordError) as error:
+        return fail(error, EXIT_USAGE if isinstance(error, NotComparableError) else None)
     print(format_changes(changes, options.threshold))
     if len(before.stages) != len(after.stages):
         print("\nOnly the rates that both sweeps have reached are compared.")

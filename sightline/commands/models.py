@@ -90,7 +90,20 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
     options, texts = parse_with(parser, arguments, ListOptions, Settings, ["bundles"])
     problems: list[str] = []
     manifests = find_bundles(make_settings(texts).bundles, on_failure=lambda _, error: problems.append(str(error)))
-    listings = [listing_of(folder, manifest) for folder, manifest in manifests.items()]
+    listings: list[dict[str, Any]] = [
+        {
+            "name": manifest.name,
+            "task": task_of(manifest),
+            "bytes": sum(record.bytes for record in manifest.files.values()),
+            "memory_bytes": manifest.loaded_bytes,
+            "parameters": manifest.parameters,
+            "precision": manifest.stored_dtype,
+            "languages": manifest.languages and (manifest.languages.source, manifest.languages.target),
+            "folder": str(folder),
+            "description": manifest.description,
+        }
+        for folder, manifest in manifests.items()
+    ]
     if options.json_:
         print(json.dumps(listings, indent=2, ensure_ascii=False))
     elif listings:
@@ -191,11 +204,10 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
         parser.error("the model firefox and --pairs need each other, as in: firefox --pairs en-de,fr-en")
     if len(pairs) > 1 and (given.out or given.keep or given.name):
         parser.error("--out, --keep and --name are of one model, but --pairs has several; leave them out")
-    statuses = [
+    return max(
         run_action(lambda pair=pair: get_one(given.model_copy(update={"model": PREFIX + pair})))  # type: ignore[misc]
         for pair in dict.fromkeys(pairs)
-    ]
-    return max(statuses)
+    )
 
 
 def list_published(parser: Parser, arguments: Sequence[str]) -> int:
@@ -232,31 +244,11 @@ def check(parser: Parser, arguments: Sequence[str]) -> int:
     return 0
 
 
-def listing_of(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return a bundle as it is listed."""
-    languages = manifest.languages
-    return {
-        "name": manifest.name,
-        "task": task_of(manifest),
-        "bytes": sum(record.bytes for record in manifest.files.values()),
-        "memory_bytes": manifest.loaded_bytes,
-        "parameters": manifest.parameters,
-        "precision": manifest.stored_dtype,
-        "languages": (languages.source, languages.target) if languages else None,
-        "folder": str(folder),
-        "description": manifest.description,
-    }
-
-
 def task_of(manifest: Manifest) -> str:
     """Return one word for the main task of a model."""
-    if manifest.languages is not None:
-        return "translation"
-    if manifest.chat is not None:
-        return "chat"
-    if manifest.labels:
-        return "classification"
-    return "generation" if "generate" in manifest.tasks else "encoding"
+    words = {"translation": manifest.languages, "chat": manifest.chat, "classification": manifest.labels}
+    default = "generation" if "generate" in manifest.tasks else "encoding"
+    return next((word for word, part in words.items() if part), default)
 
 
 def print_rows(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:

@@ -4,7 +4,6 @@ import fcntl
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from sightline.base.errors import CommandError, UsageError
@@ -85,9 +84,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception) and not self.done:  # nothing to continue
             self._path.unlink(missing_ok=True)
         self._file.close()

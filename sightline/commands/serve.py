@@ -70,9 +70,8 @@ def prepare(settings: Settings, flags: Mapping[str, Any]) -> Settings:
         if isinstance(error, MissingBundleError):
             text = WAYS.format(text.partition(";")[0])
         elif isinstance(error, OSError):
-            text = (
-                f"{error.filename}: {error.strerror}; user {os.geteuid()} must be able to write to {settings.bundles}"
-            )
+            advice = f"user {os.geteuid()} must be able to write to {settings.bundles}"
+            text = f"{error.filename}: {error.strerror}; {advice}"
         raise SystemExit(fail(text, EXIT_USAGE)) from None
     except BundleError:
         pass  # the service reports it

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from annotated_types import Ge
 from pydantic import Field, model_validator
 
-from sightline.base.errors import EXIT_INTERRUPTED, Interrupted, UsageError, fail, is_out_of_memory
+from sightline.base.errors import EXIT_INTERRUPTED, Interrupted, UsageError, fail
 from sightline.base.options import Options, Shown, add_options, check, given_flags, parse
 from sightline.base.parser import Parser
 from sightline.export.training_check import check_tokenizer, read_checkpoint
@@ -101,10 +101,8 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
         sys.stdout.write(options_to_toml(options))
         return 0
 
-    def action() -> None:
-        import_module(ACTIONS).train(options, folders.data, folders.run, check_tokenizer, read_checkpoint, teach)
-
-    return run_training(action)
+    parts = check_tokenizer, read_checkpoint, teach
+    return run_training(lambda: import_module(ACTIONS).train(options, folders.data, folders.run, *parts))
 
 
 def teach(*arguments: Any) -> None:
@@ -126,12 +124,10 @@ def sample(parser: Parser, words: Sequence[str]) -> int:
 
 def formats_of(task: TaskName) -> str:
     """Return the endings of the files of a task, for the help."""
-    if task == "tagging":
-        return ", ".join(TAGGED)
     tables = ".jsonl, .json, .csv, .tsv, .xlsx, .ods"
-    if task in PAIR_TASKS:
-        return f"{tables}, .txt, .tmx, .xlf, .xliff, or two files such as corpus.en and corpus.de"
-    return f"{tables}, .txt" if task == "language-model" else tables
+    pairs = f"{tables}, .txt, .tmx, .xlf, .xliff, or two files such as corpus.en and corpus.de"
+    others = {"tagging": ", ".join(TAGGED), "language-model": f"{tables}, .txt"}
+    return pairs if task in PAIR_TASKS else others.get(task, tables)
 
 
 def run_training(action: Callable[[], None]) -> int:
@@ -141,7 +137,8 @@ def run_training(action: Callable[[], None]) -> int:
     except (OSError, ValueError, Interrupted) as error:
         return fail(error)
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        # PyTorch has no exception class for a failed allocation on a CPU.
+        if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
             raise
         message = str(error).splitlines()[0]
         return fail(f"out of memory; use a smaller model or a smaller --batch-tokens: {message}")

@@ -23,7 +23,7 @@ from sightline.base.parser import Parser
 from sightline.base.text.languages import find_language
 from sightline.base.text.sentences import has_letter, split_sentences
 from sightline.commands.bundles import choose_bundle
-from sightline.commands.documents import FLAGS, read_glossary, translate_documents
+from sightline.commands.documents import FLAGS, translate_documents
 from sightline.commands.output import Progress, StreamOutput, to_bytes
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import Texts
@@ -93,11 +93,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
         return translate_lines(options, settings)
     if options.report is not None:
         raise UsageError("--report is for the lines of a file; leave out --to")
-    terms = {} if options.glossary is None else read_glossary(options.glossary)
-    parameters = {"num_beams": options.beams, "repair": options.repair}
-    return translate_documents(
-        options.file, options.from_, options.to, options.out, options.bundle, parameters, terms, settings
-    )
+    return translate_documents(options, options.to, settings)
 
 
 def translate_lines(options: TranslateOptions, settings: Settings) -> int:
@@ -257,11 +253,11 @@ def translate_into(
             translator.check(source, output.num_done)
             with tqdm(total=len(source.lines), initial=output.num_done, unit="line", disable=None) as bar:
                 lines_left = enumerate(source.lines[output.num_done :], output.num_done + 1)
-                async for lines in translator.translated(lines_left):
+                async for line in translator.translated(lines_left):
                     if report is not None:
-                        report.write(output.num_done + len(lines))
-                    output.write(lines)
-                    bar.update(len(lines))
+                        report.write(output.num_done + 1)
+                    output.write([line])
+                    bar.update()
         finally:
             await service.worker.stop(0.0)
 
@@ -310,8 +306,8 @@ class LineTranslator:
                         f"most {limit}; split it into shorter lines"
                     )
 
-    async def translated(self, lines: Iterator[tuple[int, str]]) -> AsyncIterator[list[str]]:
-        """Yield the translations in order, in groups of those that are ready.
+    async def translated(self, lines: Iterator[tuple[int, str]]) -> AsyncIterator[str]:
+        """Yield the translations in order.
 
         Many lines are in progress at once, so that the engine decodes them in one batch. Raises
         `ApiError` if a line failed.
@@ -323,17 +319,8 @@ class LineTranslator:
                     running.append(asyncio.create_task(self.translate_line(*line)))
                 if not running:
                     return
-                await asyncio.wait([running[0]])
-                ready = []
-                while running and running[0].done():
-                    try:
-                        ready.append(running[0].result())
-                    except ApiError:
-                        if ready:
-                            break  # the lines before it come first
-                        raise
-                    running.popleft()
-                yield ready
+                yield await running[0]
+                running.popleft()
         finally:
             for task in running:
                 task.cancel()

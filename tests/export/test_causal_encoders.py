@@ -18,8 +18,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, Qwen3Config, T5Config, T
 
 from sightline.base.bundle import Manifest, PairTemplate
 from sightline.base.bundle_files import read_bundle
-from sightline.base.text.pairs import tokenize_with_template
-from sightline.base.text.prompt import ChatTemplateError
+from sightline.base.text.prompt import ChatTemplateError, tokenize_with_template
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.export.check import verify
 from sightline.export.check.sessions import encode, open_sessions

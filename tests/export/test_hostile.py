@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
 from sightline.base.errors import UsageError
-from sightline.base.memory import bounded_memory
+from sightline.base.machine import bounded_memory
 from sightline.base.text.tokenizer_parts import checked_names
 from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.limits import folder_bytes

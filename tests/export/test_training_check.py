@@ -13,7 +13,7 @@ from tokenizers import Regex, normalizers
 from transformers import LlamaForCausalLM
 
 from sightline.__main__ import main as sightline
-from sightline.base.memory import bounded_memory
+from sightline.base.machine import bounded_memory
 from sightline.export import training_check
 from sightline.export.training_check import main
 from sightline.model.data.chat_template import CHAT_TEMPLATE

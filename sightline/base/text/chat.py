@@ -58,13 +58,9 @@ def find_template(
     if program is None:
         return None
     given = {**special_tokens, **settings}
-    tokens = {name: token for name in SPECIAL_TOKENS if (token := _token(given.get(name)))}
+    names = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
+    tokens = {key: name for key in SPECIAL_TOKENS if isinstance(name := names.get(key), str) and name}
     return ChatTemplate(program=program, tool_program=tool_program, tokens=tokens)
-
-
-def _token(value: Any) -> str:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else ""
 
 
 class JinjaTemplate:
@@ -100,7 +96,7 @@ class JinjaTemplate:
         environment.globals |= {
             "raise_exception": self._reject,
             "strftime_now": lambda format_: self._now().strftime(format_),
-            "namespace": _namespace,
+            "namespace": _Namespace,
             "dict": lambda *args, **values: dict(*args, **values),
         }
         del environment.globals["lipsum"], environment.filters["random"]
@@ -188,18 +184,17 @@ class JinjaTemplate:
 
 
 class _Namespace(Namespace):
+    """Namespace of a program, which cannot have names of Python's internals."""
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__()
+        for name, value in dict(*args, **values).items():
+            self[name] = value
+
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             raise SecurityError(f"a namespace has no value {name}")
         super().__setitem__(name, value)
-
-
-def _namespace(*args: Any, **values: Any) -> Namespace:
-    """Return a namespace of a program, which cannot have names of Python's internals."""
-    namespace = _Namespace()
-    for name, value in dict(*args, **values).items():
-        namespace[name] = value
-    return namespace
 
 
 def _refuse_power(*_: Any) -> None:

@@ -61,19 +61,15 @@ def language_name(tag: str) -> str:
     english = Locale("en")
     language, *subtags = tag.replace("_", "-").split("-")
     language = shortest_code(language.lower())
-    named, rest = english.languages.get(language), subtags
-    for count in range(len(subtags), 0, -1):
-        # CLDR's keys: a script is capitalized, a region is in capital letters.
-        key = "_".join([language, *(_subtag(subtag) for subtag in subtags[:count])])
-        if key in english.languages:
-            named, rest = english.languages[key], subtags[count:]
-            break
-    if named is None:
+    # CLDR's keys: a script is capitalized, a region is in capital letters.
+    codes = [_subtag(subtag) for subtag in subtags]
+    keys = ("_".join([language, *codes[:count]]) for count in range(len(codes), -1, -1))
+    key = next((key for key in keys if key in english.languages), None)
+    if key is None:
         return tag
-    details = [
-        english.scripts.get(_subtag(code)) or english.territories.get(_subtag(code)) or _subtag(code) for code in rest
-    ]
-    return f"{named} ({', '.join(details)})" if details else str(named)
+    rest = codes[key.count("_") :]
+    details = [english.scripts.get(code) or english.territories.get(code) or code for code in rest]
+    return f"{english.languages[key]} ({', '.join(details)})" if details else english.languages[key]
 
 
 def _subtag(subtag: str) -> str:

@@ -203,9 +203,8 @@ def _segments(text: str, language: str) -> Iterator[str]:
         start = position = 0  # of the current sentence; of the next window
         while position < len(line):
             window = line[position : position + WINDOW_CHARACTERS]
-            is_last = position + len(window) == len(line)
             ends = _segment_ends(window, language)
-            if not is_last:
+            if position + len(window) < len(line):
                 del ends[len(window)]  # the window may have cut this sentence
             for length, is_wrapped in sorted(ends.items()):
                 end = _sentence_end(line, start, position + length, language, is_wrapped)

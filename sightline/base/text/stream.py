@@ -57,8 +57,7 @@ class TextStream:
 
     def copy(self) -> "TextStream":
         other = copy.copy(self)
-        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        other._decoder.setstate(self._decoder.getstate())
+        other._decoder = copy.copy(self._decoder)
         return other
 
     def _decode(self, token_id: int) -> str:
@@ -78,14 +77,7 @@ class TextStream:
             self.has_stopped = True
             self._held = ""
             return text[: min(positions)]
-        keep = max(_overlap(text, stop) for stop in self._stop)
+        starts = (stop[:size] for stop in self._stop for size in range(1, len(stop)))
+        keep = max((len(start) for start in starts if text.endswith(start)), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a start of `stop`."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0

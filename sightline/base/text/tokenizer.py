@@ -15,12 +15,11 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from sightline.base.bundle import BundleError
-from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.text.tokenizer_parts import (
     BYTE_TOKEN,
     check_decoder,
@@ -31,6 +30,7 @@ from sightline.base.text.tokenizer_parts import (
     token_bytes,
     without_first_space,
 )
+from sightline.base.threads import INTERRUPTIONS
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Sized)
@@ -75,7 +75,7 @@ class TokenBytes(dict[int, bytes]):
     They are found when a token is first used: all at once take longer than opening a small model.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, is_byte_level: bool, has_byte_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, is_byte_level: bool, has_byte_tokens: bool) -> None:
         self._tokenizer, self._is_byte_level, self._has_byte_tokens = tokenizer, is_byte_level, has_byte_tokens
 
     def __missing__(self, token_id: int) -> bytes:
@@ -115,20 +115,15 @@ class TextTokenizer:
         # The longest name first: one name may be the start of another.
         names = sorted(self._id_of_special, key=len, reverse=True)
         self._special_names = re.compile("(" + "|".join(map(re.escape, names)) + ")")
-        self._absorbs = {id_: (added.lstrip, added.rstrip) for id_, added in special.items()}
+        # Two flags of each special token: it absorbs the whitespace before it, and after it.
+        self.absorbs_whitespace = {id_: (added.lstrip, added.rstrip) for id_, added in special.items()}
         kinds = [step["type"] for step in steps_of(decoder)]
         self._is_byte_level = kinds == ["ByteLevel"]
         self._has_byte_tokens = "ByteFallback" in kinds
         self._num_ids = max(name_of) + 1
         self._unused_ids = frozenset(range(self._num_ids)).difference(name_of)
         self._skipped_ids = self.special_ids | self._unused_ids  # ids that add nothing to a text
-        has_byte_tokens = self._has_byte_tokens
-        self._bytes = TokenBytes(tokenizer, is_byte_level=self._is_byte_level, has_byte_tokens=has_byte_tokens)
-        if self._is_byte_level:
-            steps = steps_of(config_of(tokenizer.pre_tokenizer))
-            self.strips_leading_space = any(step.get("add_prefix_space") is True for step in steps)
-        else:
-            self.strips_leading_space = self._strips_leading_space(decoder)
+        self._bytes = TokenBytes(tokenizer, self._is_byte_level, self._has_byte_tokens)
         encoding = tokenizer.encode("a")
         in_text = [index for index, is_added in enumerate(encoding.special_tokens_mask) if not is_added]
         begin, end = (in_text[0], in_text[-1] + 1) if in_text else (0, len(encoding))
@@ -162,8 +157,7 @@ class TextTokenizer:
         at the start of a prompt.
         """
         tokenizer = self._tokenizer if is_start else self._continuing
-        ids: list[int] = _encode(tokenizer, text, add_special_tokens).ids
-        return ids
+        return _encode(tokenizer, text, add_special_tokens).ids
 
     def encode_masked(self, text: str, mask_id: int) -> list[int]:
         """Tokenize a text in which the name of one special token stands for it; others are text."""
@@ -175,13 +169,11 @@ class TextTokenizer:
             copied = Tokenizer.from_str(json.dumps(document))
             copied.encode_special_tokens = True
             self._with_mask[mask_id] = copied
-        ids: list[int] = _encode(self._with_mask[mask_id], text).ids
-        return ids
+        return _encode(self._with_mask[mask_id], text).ids
 
     def token_id(self, name: str) -> int | None:
         """Return the id of a token of the vocabulary by its name there, such as `##s` or `Ġdog`."""
-        id_: int | None = self._tokenizer.token_to_id(name)
-        return id_
+        return self._tokenizer.token_to_id(name)
 
     def encode_pair(
         self, first: str, second: str, max_tokens: int | None = None, *, cuts_first: bool = False
@@ -196,8 +188,7 @@ class TextTokenizer:
         the texts.
         """
         if max_tokens is None:
-            ids: list[int] = _encode(self._tokenizer, (first, second)).ids
-            return ids
+            return _encode(self._tokenizer, (first, second)).ids
         budget = max_tokens - self._tokenizer.num_special_tokens_to_add(True)
         if budget < 1:
             raise ValueError(f"max_tokens must be greater than the {max_tokens - budget} special tokens of a pair")
@@ -208,12 +199,11 @@ class TextTokenizer:
             shorter, longer = sorted(parts, key=len)
             shorter.truncate(min(len(shorter), budget // 2))
             longer.truncate(budget - len(shorter))
-        pair: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
-        return pair
+        return self._tokenizer.post_process(parts[0], parts[1]).ids
 
     def windows(
         self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int
-    ) -> list["PairWindow"]:
+    ) -> list[PairWindow]:
         """Tokenize a pair of texts, a long second one of which is read in overlapping parts.
 
         A window has at most `max_tokens` ids, and `max_first_tokens` of the first text. Consecutive
@@ -231,21 +221,17 @@ class TextTokenizer:
         size = max_tokens - num_others
         if size <= overlap:
             raise ValueError(f"{num_others} tokens of a window of {max_tokens} leave only {size} for the second text")
-        ids, tokens = pair.ids, pair.offsets
+        ids, tokens = pair.ids, pair.offsets[begin:end]
         # A token that belongs to no word is one.
         words = [
-            (None if word is None else pair.word_to_chars(word, 1)) or tokens[index]
-            for index, word in enumerate(pair.word_ids[begin:end], begin)
+            (None if word is None else pair.word_to_chars(word, 1)) or token
+            for word, token in zip(pair.word_ids[begin:end], tokens, strict=True)
         ]
         starts_special, windows = bool(pair.special_tokens_mask[0]), []
-        for start in range(begin, end, size - overlap):
+        for start in range(begin, max(begin + 1, end - overlap), size - overlap):
             stop = min(start + size, end)
-            window_ids = (*ids[:begin], *ids[start:stop], *ids[end:])
-            windows.append(
-                PairWindow(window_ids, begin, starts_special, tokens[start:stop], words[start - begin : stop - begin])
-            )
-            if stop == end:
-                break
+            window_ids, part = (*ids[:begin], *ids[start:stop], *ids[end:]), slice(start - begin, stop - begin)
+            windows.append(PairWindow(window_ids, begin, starts_special, tokens[part], words[part]))
         return windows
 
     def min_num_tokens(self, text: str, max_tokens: int) -> int:
@@ -286,14 +272,10 @@ class TextTokenizer:
         tokens of the template, an inserted leading space) have empty ranges. Tokens that share one
         character, such as the bytes of an emoji, have the same range.
         """
-        encoding = _encode(self._tokenizer, text, add_special_tokens)
-        ids: list[int] = encoding.ids
-        offsets: list[tuple[int, int]] = encoding.offsets
-        is_added: list[int] = encoding.special_tokens_mask
         spans: list[TokenSpan] = []
         following = len(text)  # start of the next token
         shared, shared_end = (-1, -1), -1  # offsets of the next token, and the end of its range
-        for id_, (start, end), is_special in zip(reversed(ids), reversed(offsets), reversed(is_added), strict=True):
+        for id_, start, end, is_special in reversed(self.encode_offsets(text, add_special_tokens=add_special_tokens)):
             if is_special:
                 spans.append(TokenSpan(id_, following, following, True))
                 continue
@@ -301,20 +283,22 @@ class TextTokenizer:
                 spans.append(TokenSpan(id_, start, start, False))  # a leading space that was inserted
                 continue
             if shared != (start, end):
-                shared_end = max(end, _end_of_removed(text, end, following))
+                # Characters that no token has, up to whitespace, belong to this one.
+                spaces = (index for index in range(end, following) if text[index].isspace())
+                shared_end = next(spaces, max(end, following))
             shared = (start, end)
             spans.append(TokenSpan(id_, start, shared_end, False))
             following = min(following, start)
         spans.reverse()
         return spans
 
-    def encode_offsets(self, text: str) -> list[TokenSpan]:
+    def encode_offsets(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
         """Tokenize a text and return the tokens with the ranges that the tokenizer gives them.
 
         Transformers uses these for the entities of a text. They may include the space before a
         word, and leave out characters that normalization removes.
         """
-        encoding = _encode(self._tokenizer, text, add_special_tokens=True)
+        encoding = _encode(self._tokenizer, text, add_special_tokens)
         parts = zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
         return [TokenSpan(id_, start, end, bool(is_added)) for id_, (start, end), is_added in parts]
 
@@ -334,10 +318,6 @@ class TextTokenizer:
                 parts.append(self._id_of_special[part] if index % 2 else part)
         return parts
 
-    def absorbs_whitespace(self, token_id: int) -> tuple[bool, bool]:
-        """Return two flags: a special token absorbs the whitespace before it, and after it."""
-        return self._absorbs.get(token_id, (False, False))
-
     # Decoding
 
     def name(self, token_id: int) -> str:
@@ -348,9 +328,6 @@ class TextTokenizer:
         if token_id in self.special_ids:
             return self._tokenizer.id_to_token(token_id) or ""
         return self._bytes[token_id].decode("utf-8", "replace") if token_id < self._num_ids else ""
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self.special_ids
 
     def bytes_of(self, token_id: int, *, is_first: bool = False) -> bytes:
         """Return the bytes that a token adds to the text; empty for special tokens.
@@ -377,9 +354,6 @@ class TextTokenizer:
         if not shown:
             return ""
         known = self._bytes
-        if self._is_byte_level:  # each token has the same bytes everywhere in the text
-            text = b"".join([known[id_] for id_ in shown]).decode("utf-8", "replace")
-            return text.removeprefix(" ") if self.strips_leading_space else text
         return (self._first_bytes(shown[0]) + b"".join([known[id_] for id_ in shown[1:]])).decode("utf-8", "replace")
 
     def decoded_offsets(self, ids: Sequence[int]) -> Offsets:
@@ -426,18 +400,21 @@ class TextTokenizer:
 
     def _first_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token at the start of a text."""
-        data = self._bytes[token_id]
-        if self._is_byte_level:
+        data, token = self._bytes[token_id], self._tokenizer.id_to_token(token_id) or ""
+        # A token of bytes has the same ones everywhere in a text.
+        if self._is_byte_level or (self._has_byte_tokens and BYTE_TOKEN.fullmatch(token)):
             return data.removeprefix(b" ") if self.strips_leading_space else data
-        token = self._tokenizer.id_to_token(token_id) or ""
-        if self._has_byte_tokens and BYTE_TOKEN.fullmatch(token):
-            return b"" if self.strips_leading_space and data == b" " else data
         decoder = self._tokenizer.decoder
         text: str = decoder.decode([token]) if decoder else token
         return text.encode()
 
-    def _strips_leading_space(self, decoder: dict[str, Any]) -> bool:
-        """Return True if decoding removes the space before the first word."""
+    @functools.cached_property
+    def strips_leading_space(self) -> bool:
+        """True if decoding removes the space before the first word."""
+        if self._is_byte_level:
+            steps = steps_of(config_of(self._tokenizer.pre_tokenizer))
+            return any(step.get("add_prefix_space") is True for step in steps)
+        decoder = config_of(self._tokenizer.decoder)
         if not decoder or decoder["type"] == "WordPiece":
             return True
         mark = next((step["replacement"] for step in steps_of(decoder) if step["type"] == "Metaspace"), " ")
@@ -446,10 +423,9 @@ class TextTokenizer:
 
     def first_ids(self, text: str, max_tokens: int, *, is_start: bool = True) -> list[int]:
         """Return the first ids of a text without special tokens; see `encode`."""
-        ids: list[int] = self._encode_start(text, max_tokens, is_start=is_start).ids
-        return ids[:max_tokens]
+        return self._encode_start(text, max_tokens, is_start=is_start).ids[:max_tokens]
 
-    def _encode_start(self, text: str, max_tokens: int, *, is_start: bool = True) -> Any:
+    def _encode_start(self, text: str, max_tokens: int, *, is_start: bool = True) -> Encoding:
         """Return the encoding without special tokens of a start of a text; see `_encode_starts`."""
         tokenizer = self._tokenizer if is_start else self._continuing
         return _encode_starts(text, max_tokens, lambda start: _encode(tokenizer, start, False))
@@ -461,15 +437,14 @@ def read_tokenizer(path: Path) -> TextTokenizer:
     Raises `BundleError`, also if the decoder is not supported or rules make texts much longer.
     """
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-        return TextTokenizer(tokenizer)
+        return TextTokenizer(Tokenizer.from_file(str(path)))
     except INTERRUPTIONS:
         raise
     except BaseException as error:  # the library raises bare exceptions, and panics
         raise BundleError(f"{path} cannot be used: {error}") from None
 
 
-def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool = True) -> Any:
+def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool = True) -> Encoding:
     """Tokenize a text or a pair of texts. Raises `RuntimeError` if the library panics.
 
     The library holds Python's global lock while it encodes one input, but not for a batch, which
@@ -502,10 +477,3 @@ def _starts(text: str, max_tokens: int) -> Iterator[str]:
         yield text[:size]
         size *= 2
     yield text
-
-
-def _end_of_removed(text: str, start: int, end: int) -> int:
-    """Return the end of the characters from `start` that no token has, up to whitespace."""
-    while start < end and not text[start].isspace():
-        start += 1
-    return start

@@ -24,8 +24,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a token of byte fallback
 
 def config_of(part: Any) -> dict[str, Any]:
     """Return the configuration of a part of a tokenizer; it is empty for None."""
-    config: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
-    return config
+    return dict(json.loads(part.__getstate__())) if part is not None else {}
 
 
 def steps_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -49,13 +48,8 @@ def checked_names(tokenizer: Tokenizer) -> dict[int, str]:
         raise ValueError("it has no tokens")
     if max(names) >= MAX_TOKENS:
         raise ValueError(f"it has the token id {max(names)}; ids must be less than {MAX_TOKENS}")
-    parts = {
-        "normalizer": tokenizer.normalizer,
-        "pre-tokenizer": tokenizer.pre_tokenizer,
-        "post-processor": tokenizer.post_processor,
-        "decoder": tokenizer.decoder,
-    }
-    for name, part in parts.items():
+    for name in ("normalizer", "pre-tokenizer", "post-processor", "decoder"):
+        part = getattr(tokenizer, name.replace("-", "_"))
         growth = math.prod(map(_growth_of, steps_of(config_of(part))))
         if growth > MAX_GROWTH:
             raise ValueError(f"its {name} can make a text {growth:.3g} times longer; at most {MAX_GROWTH} is allowed")
@@ -69,33 +63,24 @@ def _growth_of(step: dict[str, Any]) -> float:
         ((pattern_kind, pattern),) = step["pattern"].items()
         if pattern_kind == "String" and pattern:
             return max(1.0, len(step["content"]) / len(pattern))
-        return float(max(1, len(step["content"]) + _matches_nothing(pattern)))
+        try:
+            matches_nothing = re.match(pattern, "") is not None  # it can match where there is no character
+        except re.error:  # another syntax than Python's
+            matches_nothing = True
+        return float(max(1, len(step["content"]) + matches_nothing))
     if kind == "TemplateProcessing":
         counts = Counter(
             piece["Sequence"]["id"] for part in ("single", "pair") for piece in step[part] if "Sequence" in piece
         )
         return max(1.0, *(count / 2 for count in counts.values()))
     if kind == "Precompiled":
-        return _longest_rule(base64.b64decode(step["precompiled_charsmap"]))
+        # The rules of SentencePiece: the size of a trie in four bytes, the trie, and texts that are
+        # inserted, each with a zero at its end.
+        rules = base64.b64decode(step["precompiled_charsmap"])
+        texts = rules[4 + int.from_bytes(rules[:4], "little") :].decode(errors="replace")
+        return float(max(1, *map(len, texts.split("\0"))))
     # A character has at most 4 bytes in UTF-8.
     return {"ByteLevel": 4.0, "Metaspace": 2.0}.get(kind, 1.0)
-
-
-def _longest_rule(charsmap: bytes) -> float:
-    """Return the length of the longest text that SentencePiece's compiled rules insert.
-
-    The rules are the size of a trie in four bytes, the trie, and texts that end with a zero.
-    """
-    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].decode(errors="replace")
-    return float(max(1, *map(len, texts.split("\0"))))
-
-
-def _matches_nothing(pattern: str) -> bool:
-    """Return True if an expression can match where there is no character."""
-    try:
-        return re.match(pattern, "") is not None
-    except re.error:  # another syntax than Python's
-        return True
 
 
 def check_decoder(config: dict[str, Any]) -> None:
@@ -131,17 +116,14 @@ def split_special_tokens(tokenizer: Tokenizer, special_ids: Collection[int]) -> 
     names = [tokenizer.id_to_token(id_) or "" for id_ in special_ids]
     if is_unigram:
         names += [f"<0x{byte:02X}>" for byte in range(256)]
-    findable = []
-    for name in names:
+    rests: dict[str, list[str]] = {}  # of the names, by their first character
+    for name in sorted(names):
         id_ = model.token_to_id(name)
         is_known = len(name) > 1 and id_ is not None
         if is_known and (is_unigram or id_ in tokenizer.encode(name, add_special_tokens=False).ids):
-            findable.append(name)
-    if not findable:
+            rests.setdefault(name[0], []).append(re.escape(name[1:]))
+    if not rests:
         return
-    rests: dict[str, list[str]] = {}
-    for name in sorted(findable):
-        rests.setdefault(name[0], []).append(re.escape(name[1:]))
     pattern = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
     split = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
     existing = tokenizer.pre_tokenizer

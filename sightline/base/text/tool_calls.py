@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from os.path import commonprefix
@@ -165,8 +165,9 @@ class _IncompleteError(Exception):
     """The meaning of a text depends on what follows it."""
 
 
+@dataclass
 class CallParser:
-    """Separates the calls in a reply from its text, in pieces of any length.
+    """Separates the calls in one reply from its text, in pieces of any length.
 
     Calls are returned when they are complete. Texts that only begin like a call, or are none by the
     format, remain text. Whitespace before calls, and at the end of a reply with calls, is removed.
@@ -177,18 +178,14 @@ class CallParser:
     returned in pieces, because they are valid, unless the reply is cut.
     """
 
-    def __init__(
-        self, format_: ToolFormat, names: Collection[str], max_calls: int | None = None, *, is_constrained: bool = False
-    ) -> None:
-        """Create a parser of one reply; further calls than `max_calls` are removed."""
-        self._format = format_
-        self._names = names
-        self._max_calls = max_calls
-        self._is_constrained = is_constrained
-        self._held = ""  # text that may belong to calls
-        self._num_sent = 0  # characters of the arguments of the current call in a constrained reply
-        self._is_text = False  # no call can follow
-        self.num_calls = 0  # that were returned
+    format: ToolFormat
+    names: Collection[str]
+    max_calls: int | None = None  # further calls are removed
+    is_constrained: bool = field(default=False, kw_only=True)
+    num_calls: int = field(default=0, init=False)  # that were returned
+    _held: str = field(default="", init=False)  # text that may belong to calls
+    _num_sent: int = field(default=0, init=False)  # characters of the current arguments, if constrained
+    _is_text: bool = field(default=False, init=False)  # no call can follow
 
     def read(self, text: str, *, is_end: bool = False) -> tuple[str, list[CallPart]]:
         """Add a piece of the reply, and return the text and the calls that are known now.
@@ -196,7 +193,7 @@ class CallParser:
         With `is_end`, it is the last piece.
         """
         self._held += text
-        if self._is_constrained:
+        if self.is_constrained:
             return "", self._new_parts()
         texts, calls = list[str](), list[tuple[str, str]]()
         with suppress(_IncompleteError):
@@ -214,15 +211,15 @@ class CallParser:
                     self._held = self._held[after:]
                 except ValueError:
                     texts.append(self._held[: end - len(text)])
-                    self._held, self._is_text = self._held[end - len(text) :], not self._format.opening
-        count = len(calls) if self._max_calls is None else self._max_calls - self.num_calls
+                    self._held, self._is_text = self._held[end - len(text) :], not self.format.opening
+        count = len(calls) if self.max_calls is None else self.max_calls - self.num_calls
         parts = [CallPart(self.num_calls + index, *call) for index, call in enumerate(calls[: max(0, count)])]
         self.num_calls += len(parts)
         return "".join(texts), parts
 
     def _find_opening(self, is_end: bool) -> tuple[int, int | None]:
         """Return the range of the next opening; the end is None if it is incomplete."""
-        held, opening = self._held, self._format.opening
+        held, opening = self._held, self.format.opening
         if not opening and not self._is_text:
             return 0, _match(held, 0, PYTHON_TAG, is_end) or 0
         for start, character in enumerate(held):
@@ -239,7 +236,7 @@ class CallParser:
 
         Raises `ValueError` if there are none.
         """
-        held, format_, calls = self._held, self._format, list[tuple[str, str]]()
+        held, format_, calls = self._held, self.format, list[tuple[str, str]]()
         end: int | None = start
         while end is not None:
             try:
@@ -257,14 +254,14 @@ class CallParser:
                 end = _match(held, start, format_.between, is_end)
                 if end is None and not format_.opening:
                     raise ValueError("text follows the calls")
-        if not format_.opening and not {name for name, _ in calls} <= set(self._names):
+        if not format_.opening and not {name for name, _ in calls} <= set(self.names):
             raise ValueError("there is no such tool")
         return calls, _match(held, start, format_.closing, is_end) or start
 
     def _new_parts(self) -> list[CallPart]:
         """Return what follows in the arguments of the calls of a constrained reply."""
         parts = []
-        while begun := self._format.beginning.search(self._held):
+        while begun := self.format.beginning.search(self._held):
             end = _value_at(self._held, begun.end())[1]
             piece = self._held[begun.end() + self._num_sent : end or len(self._held)]
             if piece:
