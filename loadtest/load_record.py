@@ -5,6 +5,8 @@ The requests are kept because a comparison of two runs resamples them.
 
 import importlib.metadata
 import platform
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +14,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sightline.loadtest.commit import commit
 from sightline.loadtest.load import Measurement
 from sightline.loadtest.load_report import Summary, summarize
 from sightline.loadtest.outcome import OWN, Failure, Outcome, Rejection, Success
@@ -165,3 +166,13 @@ def read_record(path: Path) -> LoadRecord:
         raise RecordError(
             f"{path} is not a record of `sightline load --json` ({field}: {first['msg'].lower()}); record the run again"
         ) from None
+
+
+def commit() -> str | None:
+    """Return the commit, with `-dirty` if files are changed; None outside of a git repository."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    describe = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    response = subprocess.run(describe, capture_output=True, text=True, check=False)  # noqa: S603 - constant arguments
+    return response.stdout.strip() or None

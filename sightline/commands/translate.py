@@ -140,28 +140,29 @@ def translate_lines(options: TranslateOptions, settings: Settings) -> int:
 class Report:
     """Table of the lines with omitted or doubtful words, and of repaired ones.
 
-    Its rows are written before their lines, so that a run that continues keeps those of all lines.
+    The row of a line is written before it, so that a run that continues keeps those of all lines.
     """
 
     def __init__(self, path: Path, num_done: int) -> None:
         """Create the file, or keep the rows of lines that are done."""
-        self._path, self._rows = path, dict[int, str]()
+        self._path = path
         rows = path.read_text(encoding="utf-8").split("\n") if num_done and path.exists() else []
         kept = [row for row in rows if (number := row.partition("\t")[0]).isdecimal() and int(number) <= num_done]
         path.write_text("\n".join(["line\tcoverage\tomitted\tdoubtful\trepair", *kept, ""]), encoding="utf-8")
 
-    def add(self, number: int, output: GenerateOutput | SplitOutput) -> None:
-        coverage, parts = output.coverage, output.sentences if isinstance(output, SplitOutput) else [output]
-        methods = [part.repair.method for part in parts if part.repair]
-        if coverage is not None and (coverage.omitted or coverage.doubtful or methods):
-            words = [" ".join(word["text"] for word in words) for words in (coverage.omitted, coverage.doubtful)]
-            self._rows[number] = "\t".join([str(number), f"{coverage.coverage:.2f}", *words, " ".join(methods)])
-
-    def write(self, num_done: int) -> None:
-        """Write the rows of the lines that are done."""
-        ready = sorted(number for number in self._rows if number <= num_done)
+    def write(self, row: str) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(f"{self._rows.pop(number)}\n" for number in ready)
+            file.write(row)
+
+
+def row_of(number: int, output: GenerateOutput | SplitOutput) -> str:
+    """Return the row of a line in a report; empty if nothing is to report."""
+    coverage, parts = output.coverage, output.sentences if isinstance(output, SplitOutput) else [output]
+    methods = [part.repair.method for part in parts if part.repair]
+    if coverage is None or not (coverage.omitted or coverage.doubtful or methods):
+        return ""
+    words = [" ".join(word["text"] for word in words) for words in (coverage.omitted, coverage.doubtful)]
+    return "\t".join([str(number), f"{coverage.coverage:.2f}", *words, " ".join(methods)]) + "\n"
 
 
 def translates(bundle: Manifest) -> bool:
@@ -249,13 +250,13 @@ def translate_into(
         try:
             with closing(Call(service, "translate")) as call:
                 model = await call.model(service.default_model)
-            translator = LineTranslator(service, model, parameters, skips_long, report)
+            translator = LineTranslator(service, model, parameters, skips_long)
             translator.check(source, output.num_done)
             with tqdm(total=len(source.lines), initial=output.num_done, unit="line", disable=None) as bar:
                 lines_left = enumerate(source.lines[output.num_done :], output.num_done + 1)
-                async for line in translator.translated(lines_left):
+                async for line, row in translator.translated(lines_left):
                     if report is not None:
-                        report.write(output.num_done + 1)
+                        report.write(row)
                     output.write([line])
                     bar.update()
         finally:
@@ -278,7 +279,6 @@ class LineTranslator:
     model: ServedModel
     parameters: GenerateParameters
     skips_long: bool
-    report: Report | None
 
     def check(self, source: Source, first: int) -> None:
         """Check that the model accepts the parameters, and that it can read every line from index
@@ -306,13 +306,13 @@ class LineTranslator:
                         f"most {limit}; split it into shorter lines"
                     )
 
-    async def translated(self, lines: Iterator[tuple[int, str]]) -> AsyncIterator[str]:
-        """Yield the translations in order.
+    async def translated(self, lines: Iterator[tuple[int, str]]) -> AsyncIterator[tuple[str, str]]:
+        """Yield the translations and their rows of a report, in order.
 
         Many lines are in progress at once, so that the engine decodes them in one batch. Raises
         `ApiError` if a line failed.
         """
-        running: deque[asyncio.Task[str]] = deque()
+        running: deque[asyncio.Task[tuple[str, str]]] = deque()
         try:
             while True:
                 while len(running) < LINES_PER_ROW * self.model.max_rows and (line := next(lines, None)) is not None:
@@ -326,24 +326,24 @@ class LineTranslator:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def translate_line(self, number: int, line: str) -> str:
-        """Translate a line. With `split_sentences`, all whitespace around and between its sentences
-        is kept; otherwise a blank line yields an empty one. Raises `ApiError`.
+    async def translate_line(self, number: int, line: str) -> tuple[str, str]:
+        """Translate a line, and make its row of a report.
+
+        With `split_sentences`, all whitespace around and between its sentences is kept; otherwise a
+        blank line yields an empty one. Raises `ApiError`.
         """
         is_split = self.parameters.split_sentences
         if not line.strip():
-            return line if is_split else ""
+            return line if is_split else "", ""
         text = Texts.one(line if is_split else line.removesuffix("\r"))
         with closing(Call(self.service, "translate")) as call:
             try:
                 result = await generate_texts(call, self.model, text, self.parameters)
             except ApiError as error:
                 if self.skips_long and error.code == "input_too_long":
-                    return ""
+                    return "", ""
                 raise
         output = result.outputs[0]
-        if self.report is not None:
-            self.report.add(number, output)
         # A line must stay one line. Models of single lines do not generate line breaks.
         translation = output.text.replace("\n", " ")
-        return translation if is_split else translation.replace("\r", " ")
+        return translation if is_split else translation.replace("\r", " "), row_of(number, output)
