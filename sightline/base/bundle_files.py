@@ -87,12 +87,6 @@ def _parsed_manifest(data: bytes, path: Path) -> Manifest:
         raise BundleError(f"{path}: {where}: {first['msg']}; export the model again") from None
 
 
-def check_file(folder: Path, manifest: Manifest, name: str) -> None:
-    """Check one file of a bundle. Raises `BundleError`, which names it."""
-    _check_listed(folder, manifest, [name])
-    _check_file(folder / name, manifest.files[name])
-
-
 def check_files(folder: Path, manifest: Manifest) -> None:
     """Check all files of a bundle: regular files, matching SHA-256, finite weights.
 
@@ -103,8 +97,8 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     dense = () if manifest.embedding is None else manifest.embedding.dense
     files = [*(graph.file for graph in manifest.graphs), *(layer.file for layer in dense)]
     _check_listed(folder, manifest, [*files, manifest.source_tokenizer, manifest.target_tokenizer])
-    for name, record in manifest.files.items():
-        _check_file(folder / name, record)
+    for name in manifest.files:
+        check_file(folder, manifest, name)
     tensors = set[ExternalTensor]()
     for graph in manifest.graphs:
         with _open_regular(folder / graph.file) as file:
@@ -126,7 +120,10 @@ def _check_listed(folder: Path, manifest: Manifest, names: Iterable[str]) -> Non
             )
 
 
-def _check_file(path: Path, record: FileRecord) -> None:
+def check_file(folder: Path, manifest: Manifest, name: str) -> None:
+    """Check the SHA-256 of one file of a bundle. Raises `BundleError`, which names it."""
+    _check_listed(folder, manifest, [name])
+    path, record = folder / name, manifest.files[name]
     try:
         with _open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
