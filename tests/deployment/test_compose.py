@@ -207,7 +207,8 @@ def test_a_service_that_cannot_start_stops_after_five_restarts_and_logs_the_reas
     content = {"services": {"service": {"environment": environment}}}
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     files = (*stack.files, file)
-    broken = Stack(f"{stack.project}-broken", free_port(), files, {"SERVICE_BUNDLES": f"./{bundles}"})
+    variables = {"SERVICE_BUNDLES": f"./{bundles}", "SERVICE_CPUS": "1"}  # of several workers, each logs the reason
+    broken = Stack(f"{stack.project}-broken", free_port(), files, variables)
     try:
         broken.compose("up", "--detach", "--no-build", "service")
         deadline = time.monotonic() + 120
