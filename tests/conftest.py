@@ -85,6 +85,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(LONGEST)))
 
 
+@pytest.hookimpl(trylast=True)  # after the parameters of tests are known
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Fail the collection of a file that imports a fixture without those that the fixture needs.
+
+    pytest looks only when a test runs, and `make test` runs no tests of proxies.
+    """
+    if missing := {*metafunc.fixturenames} - {*metafunc._arg2fixturedefs} - {"request"}:
+        raise pytest.Collector.CollectError(f"{metafunc.definition.name}: there is no fixture {', '.join(missing)}")
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"

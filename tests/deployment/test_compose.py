@@ -191,23 +191,24 @@ def test_a_stop_before_the_service_handles_signals_is_immediate(stack: Stack) ->
 
 
 @pytest.mark.parametrize(
-    ("override", "bundles", "exit_code", "reason"),
+    ("environment", "bundles", "exit_code", "reason"),
     [
-        ({"environment": {"SIGHTLINE_MAX_ROWS": "-1"}}, "bundles", 2, "SIGHTLINE_MAX_ROWS"),
+        ({"SIGHTLINE_MAX_ROWS": "-1"}, "bundles", 2, "SIGHTLINE_MAX_ROWS"),
         ({}, "docs", 2, "no folder in /bundles has a manifest.json. There are three ways to get a model"),
-        ({}, "lab/bundles", 3, "the default model multi30k-en-de is not in /bundles"),
+        ({"SIGHTLINE_DEFAULT_MODEL": "absent"}, "bundles", 3, "the default model absent is not in /bundles"),
     ],
-    ids=["wrong setting", "no bundle", "no default model"],
+    ids=["wrong setting", "no bundle", "absent default model"],
 )
 def test_a_service_that_cannot_start_stops_after_five_restarts_and_logs_the_reason(
-    stack: Stack, tmp_path: Path, override: dict[str, object], bundles: str, exit_code: int, reason: str
+    stack: Stack, tmp_path: Path, environment: dict[str, str], bundles: str, exit_code: int, reason: str
 ) -> None:
     """Use the image that `stack` has built."""
     file = tmp_path / "override.yml"
-    content = {"services": {"service": override}}
+    content = {"services": {"service": {"environment": environment}}}
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     files = (*stack.files, file)
-    broken = Stack(f"{stack.project}-broken", free_port(), files, {"SERVICE_BUNDLES": f"./{bundles}"})
+    variables = {"SERVICE_BUNDLES": f"./{bundles}", "SERVICE_CPUS": "1"}  # of several workers, each logs the reason
+    broken = Stack(f"{stack.project}-broken", free_port(), files, variables)
     try:
         broken.compose("up", "--detach", "--no-build", "service")
         deadline = time.monotonic() + 120

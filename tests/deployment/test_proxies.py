@@ -35,7 +35,12 @@ from tests.service import conftest
 from tests.service.conftest import MakeBackend, Serve, wait_until
 
 pytestmark = pytest.mark.proxies
-make_backend, serve, tokenizer = conftest.make_backend, conftest.serve, conftest.tokenizer  # fixtures
+make_backend, serve, tokenizer, _quick_uvicorn = (  # fixtures
+    conftest.make_backend,
+    conftest.serve,
+    conftest.tokenizer,
+    conftest._quick_uvicorn,
+)
 
 PROXIES = ("nginx", "haproxy", "caddy")
 PACKAGES = {"nginx": "nginx-light", "haproxy": "haproxy", "caddy": "caddy"}
