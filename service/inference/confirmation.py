@@ -5,8 +5,9 @@ word, it is then more probable; if the word has a part in it, as one of two that
 one, it is not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from sightline.service.api_errors import ApiError
@@ -20,9 +21,15 @@ from sightline.service.parameters import NEUTRAL
 MIN_GAIN = 0.45  # of the log-probability of a target, if a word that it omits is hidden
 
 
-async def finish_confirmed(decoding: Decoding) -> GenerateResult:
-    """Generate the texts of a decoding, and confirm their marks if that is requested."""
+async def finish_confirmed(decoding: Decoding, value: Callable[[Any], float] | None = None) -> GenerateResult:
+    """Generate the texts of a decoding, and confirm their marks if that is requested.
+
+    With `value`, only the best text of each input by it is kept.
+    """
     result = await finish(decoding)
+    if value is not None:
+        of_inputs = groupby(result.outputs, key=lambda output: output.index)
+        result = replace(result, outputs=[max(outputs, key=value) for _, outputs in of_inputs])
     if not decoding.parameters.confirm_omissions:
         return result
     targets = [output.text for output in result.outputs]

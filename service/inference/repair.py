@@ -58,7 +58,7 @@ async def repaired(
         else:
             again = begin(changed)
             await again.read(Texts(inputs.texts[:1]), split=lambda: inputs.texts)  # they are no inputs of the call
-            found = await finish_confirmed(again)
+            found = await finish_confirmed(again, _value)
         results.append(found)
         for output in found.outputs:
             candidates[indices[output.index]].append((method, replace(output, rank=0, index=indices[output.index])))
