@@ -113,8 +113,8 @@ class LoadOptions(Options):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         target = TARGETS[self.endpoint]
-        if self.stream and target.stream_path is None:
-            able = ", ".join(name for name, other in TARGETS.items() if other.stream_path)
+        if self.stream and not target.can_stream:
+            able = ", ".join(name for name, other in TARGETS.items() if other.can_stream)
             raise ValueError(f"--stream needs --endpoint {able}")
         if self.max_new_tokens is not None and not target.generates:
             able = ", ".join(name for name, other in TARGETS.items() if other.generates)
