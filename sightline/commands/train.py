@@ -101,13 +101,9 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
         sys.stdout.write(options_to_toml(options))
         return 0
 
-    parts = check_tokenizer, read_checkpoint, teach
+    # The translation by a teacher needs the service.
+    parts = check_tokenizer, read_checkpoint, lambda *given: import_module("sightline.commands.translate").teach(*given)
     return run_training(lambda: import_module(ACTIONS).train(options, folders.data, folders.run, *parts))
-
-
-def teach(*arguments: Any) -> None:
-    """Translate texts with a bundle (see `sightline.model.train_command.Teach`)."""
-    import_module("sightline.commands.translate").teach(*arguments)
 
 
 def sample(parser: Parser, words: Sequence[str]) -> int:
