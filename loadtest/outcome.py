@@ -84,9 +84,7 @@ def _classify_stream(response: Response, due: float, has_usage: bool) -> Success
     failure = next((event for event in events if event.name == "error"), None)
     if failure is not None:
         return Failure(f"error in the stream: {_error_code(failure.data) or 'no code'}")
-    if has_usage and (len(events) < 2 or events.pop().data != b"[DONE]"):
-        return Failure("incomplete stream")
-    if not events:
+    if (has_usage and (len(events) < 2 or events.pop().data != b"[DONE]")) or not events:
         return Failure("incomplete stream")
     items = [orjson.loads(event.data) for event in events]
     if any("error" in item for item in items):

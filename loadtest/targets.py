@@ -38,7 +38,7 @@ class LoadTarget:
 
     path: str
     fields: Callable[[Prompt, RequestOptions], dict[str, Any]]
-    stream_path: str | None = None
+    can_stream: bool = False
     generates: bool = False
     needs_model: bool = False
     reads_chats: bool = False
@@ -46,9 +46,8 @@ class LoadTarget:
     reports_usage: bool = True
 
     def path_for(self, options: RequestOptions) -> str:
-        path = self.path if not options.is_streamed or self.stream_path is None else self.stream_path
         model = "" if options.model is None else quote(options.model, safe="")
-        return path.format(model=model) + (f"?model={model}" if self.model_in_query and model else "")
+        return self.path.format(model=model) + (f"?model={model}" if self.model_in_query and model else "")
 
     def body(self, prompt: Prompt, options: RequestOptions) -> bytes:
         return orjson.dumps(self.fields(prompt, options))
@@ -98,14 +97,14 @@ def _present(**fields: Any) -> dict[str, Any]:
 
 
 TARGETS: Mapping[TargetName, LoadTarget] = {
-    "generate": LoadTarget("/v1/generate", _native, "/v1/generate", generates=True),
+    "generate": LoadTarget("/v1/generate", _native, can_stream=True, generates=True),
     "encode": LoadTarget("/v1/encode", _encode),
     "attention": LoadTarget("/v1/attention", _native, generates=True),
     "openai-chat": LoadTarget(
-        "/v1/chat/completions", _chat, "/v1/chat/completions", generates=True, needs_model=True, reads_chats=True
+        "/v1/chat/completions", _chat, can_stream=True, generates=True, needs_model=True, reads_chats=True
     ),
     "openai-completions": LoadTarget(
-        "/v1/completions", _completions, "/v1/completions", generates=True, needs_model=True
+        "/v1/completions", _completions, can_stream=True, generates=True, needs_model=True
     ),
     "openai-embeddings": LoadTarget("/v1/embeddings", _embeddings, needs_model=True),
     "tei-embed": LoadTarget("/embed", _tei, model_in_query=True, reports_usage=False),

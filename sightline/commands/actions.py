@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from types import ModuleType
 
 from pydantic import BaseModel
 
@@ -21,6 +20,7 @@ from sightline.export.options import (
     VerifyOptions,
 )
 
+ACTIONS = "sightline.export.commands"  # needs libraries that `--help` and wrong options do not
 # The options of each command, which has an action of the same name.
 OPTIONS: Mapping[str, type[Options]] = {
     "export": CheckpointOptions,
@@ -31,11 +31,6 @@ OPTIONS: Mapping[str, type[Options]] = {
     "pack": PackOptions,
     "shortlist": ShortlistOptions,
 }
-
-
-def actions() -> ModuleType:
-    """Import the actions, which need libraries that `--help` and wrong options do not."""
-    return import_module("sightline.export.commands")
 
 
 def run_action(action: Callable[[], BaseModel]) -> int:
@@ -54,4 +49,4 @@ def run(parser: Parser, words: Sequence[str]) -> int:
     """Run the command whose name is the last word of the parser's program."""
     name = parser.prog.split()[-1]
     options = parse(parser, words, OPTIONS[name])
-    return run_action(lambda: getattr(actions(), name)(options))
+    return run_action(lambda: getattr(import_module(ACTIONS), name)(options))

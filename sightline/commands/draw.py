@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from pydantic import AfterValidator
@@ -100,12 +100,9 @@ async def make_picture(
     from sightline.service.loading import open_service  # imports ONNX Runtime
 
     service = open_service(settings, folder)
-    selection = AttentionSelection(
-        kinds=None if options.kind is None else [options.kind],
-        layers=None if options.layer is None else [options.layer],
-        heads=None if options.head is None else [options.head],
-        units=options.units,
-    )
+    chosen = options.model_dump(include={"kind", "layer", "head"}, exclude_none=True)
+    selected: dict[str, Any] = {f"{name}s": [value] for name, value in chosen.items()}
+    selection = AttentionSelection(units=options.units, **selected)
     service.worker.start()
     try:
         with closing(Call(service, "draw")) as call:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import uvloop
 from annotated_types import Ge, Gt
@@ -113,8 +113,8 @@ class LoadOptions(Options):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         target = TARGETS[self.endpoint]
-        if self.stream and target.stream_path is None:
-            able = ", ".join(name for name, other in TARGETS.items() if other.stream_path)
+        if self.stream and not target.can_stream:
+            able = ", ".join(name for name, other in TARGETS.items() if other.can_stream)
             raise ValueError(f"--stream needs --endpoint {able}")
         if self.max_new_tokens is not None and not target.generates:
             able = ", ".join(name for name, other in TARGETS.items() if other.generates)
@@ -226,7 +226,13 @@ def load_and_report(options: LoadOptions, client: Client, load: Load) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         stages = runner.run(measure(options, client, load))
     processor_share = (time.process_time() - processor_s) / (time.perf_counter() - wall_s)
-    record = make_record(_recorded_arguments(options), started_at, processor_share, stages)
+    arguments = options.model_dump(exclude={"objective", "json_", "key_file", "threshold"}) | {
+        "duration": options.duration_s,
+        "objectives": dict(options.objective),
+        "prompts": str(options.prompts),
+        "prompts_sha256": hashlib.sha256(options.prompts.read_bytes()).hexdigest(),
+    }
+    record = make_record(arguments, started_at, processor_share, stages)
     summaries = [stage.figures for stage in record.stages]
     print(f"{DEFINITIONS}\n")
     if options.rates or options.steps:
@@ -279,15 +285,6 @@ def _status_of(changes: Sequence[Change], threshold: float) -> int:
     if worse:
         return fail(f"{len(worse)} of {len(changes)} figures became worse by more than {threshold:.0%}", EXIT_WORSE)
     return 0
-
-
-def _recorded_arguments(options: LoadOptions) -> dict[str, Any]:
-    return options.model_dump(exclude={"objective", "json_", "key_file", "threshold"}) | {
-        "duration": options.duration_s,
-        "objectives": dict(options.objective),
-        "prompts": str(options.prompts),
-        "prompts_sha256": hashlib.sha256(options.prompts.read_bytes()).hexdigest(),
-    }
 
 
 def compare(options: CompareOptions) -> int:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -154,7 +155,7 @@ def default(parser: Parser, arguments: Sequence[str]) -> int:
 
 def get(parser: Parser, arguments: Sequence[str]) -> int:
     """Download a model, import it as a verified bundle, and return the exit code."""
-    from sightline.commands.actions import actions, run_action
+    from sightline.commands.actions import ACTIONS, run_action
     from sightline.export.options import GetOptions
     from sightline.export.sources.catalogue import CATALOGUE, downloaded
     from sightline.export.sources.download import download, parse_repository
@@ -186,7 +187,7 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
             if options.description is None and entry is not None:
                 known["description"] = entry.description
             described = options.model_copy(update=known)
-            record: BaseModel = actions().export_folder(
+            record: BaseModel = import_module(ACTIONS).export_folder(
                 described, out, got.folder, "firefox" if is_firefox else "huggingface", None, got.source
             )
         if sys.stdout.isatty():

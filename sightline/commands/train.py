@@ -21,6 +21,10 @@ from sightline.model.training.options import OPTIONS, options_to_toml, read_keys
 
 ACTIONS = "sightline.model.train_command"  # needs PyTorch, which `--help` and wrong options do not
 RESUME = "Run the same command again to resume."
+# Endings of the files of tasks, for the help; those of all others are `TABLES`.
+TABLES = ".jsonl, .json, .csv, .tsv, .xlsx, .ods"
+PAIRS = f"{TABLES}, .txt, .tmx, .xlf, .xliff, or two files such as corpus.en and corpus.de"
+FORMATS = {"tagging": ", ".join(TAGGED), "language-model": f"{TABLES}, .txt", **dict.fromkeys(PAIR_TASKS, PAIRS)}
 
 
 class FolderOptions(Options):
@@ -86,7 +90,7 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
     add_options(parser, kind)
     parser.description = f"{parser.description}\n\n{RESUME}"
     parser.usage = "%(prog)s DATA --run RUN [OPTION ...]"
-    parser.epilog = f"formats of the files of DATA: {formats_of(task)}\n\n{parser.epilog}"
+    parser.epilog = f"formats of the files of DATA: {FORMATS.get(task, TABLES)}\n\n{parser.epilog}"
     values = vars(parser.parse_args(words))
     try:
         folders = check(FolderOptions, given_flags(FolderOptions, values))
@@ -101,13 +105,9 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
         sys.stdout.write(options_to_toml(options))
         return 0
 
-    parts = check_tokenizer, read_checkpoint, teach
+    # The translation by a teacher needs the service.
+    parts = check_tokenizer, read_checkpoint, lambda *given: import_module("sightline.commands.translate").teach(*given)
     return run_training(lambda: import_module(ACTIONS).train(options, folders.data, folders.run, *parts))
-
-
-def teach(*arguments: Any) -> None:
-    """Translate texts with a bundle (see `sightline.model.train_command.Teach`)."""
-    import_module("sightline.commands.translate").teach(*arguments)
 
 
 def sample(parser: Parser, words: Sequence[str]) -> int:
@@ -120,14 +120,6 @@ def sample(parser: Parser, words: Sequence[str]) -> int:
         sys.stdout.write(f"wrote {numbers} of {options.folder}\n")
 
     return run_training(action)
-
-
-def formats_of(task: TaskName) -> str:
-    """Return the endings of the files of a task, for the help."""
-    tables = ".jsonl, .json, .csv, .tsv, .xlsx, .ods"
-    pairs = f"{tables}, .txt, .tmx, .xlf, .xliff, or two files such as corpus.en and corpus.de"
-    others = {"tagging": ", ".join(TAGGED), "language-model": f"{tables}, .txt"}
-    return pairs if task in PAIR_TASKS else others.get(task, tables)
 
 
 def run_training(action: Callable[[], None]) -> int:

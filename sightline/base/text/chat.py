@@ -52,15 +52,13 @@ def find_template(
         named = {str(entry.get("name")): entry.get("template") for entry in value if isinstance(entry, dict)}
         if named and "default" not in named:
             raise ChatTemplateError(f"it is one of {len(named)} templates, of which none has the name default")
-    program, tool_program = (
-        text if isinstance(text := named.get(name), str) else None for name in ("default", "tool_use")
-    )
-    if program is None:
+    programs = {name: text for name, text in named.items() if isinstance(text, str)}
+    if "default" not in programs:
         return None
     given = {**special_tokens, **settings}
     names = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
     tokens = {key: name for key in SPECIAL_TOKENS if isinstance(name := names.get(key), str) and name}
-    return ChatTemplate(program=program, tool_program=tool_program, tokens=tokens)
+    return ChatTemplate(program=programs["default"], tool_program=programs.get("tool_use"), tokens=tokens)
 
 
 class JinjaTemplate:

@@ -63,8 +63,7 @@ class TextStream:
     def _decode(self, token_id: int) -> str:
         """Return the characters that a token completes."""
         data = self._tokenizer.bytes_of(token_id, is_first=self._is_at_start)
-        if self._is_at_start and self._tokenizer.adds_text(token_id):
-            self._is_at_start = False
+        self._is_at_start = self._is_at_start and not self._tokenizer.adds_text(token_id)
         return self._decoder.decode(data)
 
     def _after_prefix(self, text: str) -> str:

@@ -5,7 +5,6 @@ does not tokenize texts.
 """
 
 import base64
-import functools
 import json
 import math
 import re
@@ -20,6 +19,11 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 MAX_GROWTH = 1000
 MAX_TOKENS = 1 << 22  # of a vocabulary
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a token of byte fallback
+# The byte for each character of the byte-level BPE alphabet of GPT-2 (Radford et al. 2019, section
+# 2.2). Printable bytes are represented by their own character, other bytes by those from U+0100 on.
+_VISIBLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
+BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + index): byte for index, byte in enumerate(_HIDDEN)}
 
 
 def config_of(part: Any) -> dict[str, Any]:
@@ -147,21 +151,8 @@ def without_first_space(tokenizer: Tokenizer) -> Tokenizer:
     return copied
 
 
-@functools.cache
-def byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of the byte-level BPE alphabet of GPT-2.
-
-    See Radford et al. 2019, section 2.2. Printable bytes are represented by their own character,
-    other bytes by characters from U+0100 on.
-    """
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
-
-
 def token_bytes(token: str) -> bytes:
-    byte_of = byte_alphabet()
     try:
-        return bytes(byte_of[character] for character in token)
+        return bytes(BYTE_OF[character] for character in token)
     except KeyError:  # an added token is stored as plain text
         return token.encode()
