@@ -54,7 +54,7 @@ class ReplicaServer(DrainingServer):
     Requests of clients reach the application through Ray.
     """
 
-    capture_signals = contextlib.nullcontext  # Ray has the signals
+    capture_signals = contextlib.nullcontext  # type: ignore[assignment] # Ray has the signals
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 class WorkerServer(DrainingServer):
     """Serves the connections that it receives from the supervisor."""
 
-    capture_signals = contextlib.nullcontext  # the process ignores these signals from its start, see `run_forked`
+    # The process ignores these signals from its start, see `run_forked`.
+    capture_signals = contextlib.nullcontext  # type: ignore[assignment]
 
     def __init__(self, settings: Settings, plan: ThreadPlan, handover: Handover, control: socket.socket) -> None:
         """Create the server, see `run_forked`."""
