@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -132,21 +132,17 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
         dict.fromkeys([one.text for one in result] if text.strip() else [""])
         for text, result in zip(body.inputs.texts, results, strict=True)
     ]
-    translated = [next(iter(texts)) for texts in distinct_texts]
-    response: Translation = {"translatedText": translated if body.inputs.is_list else translated[0]}
+    fields: dict[str, list[Any]] = {"translatedText": [next(iter(texts)) for texts in distinct_texts]}
     if body.alternatives:
-        others = [list(texts)[1:] for texts in distinct_texts]
-        response["alternatives"] = others if body.inputs.is_list else others[0]
+        fields["alternatives"] = [list(texts)[1:] for texts in distinct_texts]
     if body.source_language == AUTO:
-        detected = [_detected(best.detected or DetectedLanguage(best.route[0].source, 1.0)) for best, *_ in results]
-        response["detectedLanguage"] = detected if body.inputs.is_list else detected[0]
+        detected = [best.detected or DetectedLanguage(best.route[0].source, 1.0) for best, *_ in results]
+        fields["detectedLanguage"] = list(map(_detected, detected))
     if body.return_coverage:
-        coverages = [best.coverage or joined_coverage([]) for best, *_ in results]
-        response["coverage"] = coverages if body.inputs.is_list else coverages[0]
+        fields["coverage"] = [best.coverage or joined_coverage([]) for best, *_ in results]
     if body.repair:
-        repairs = [best.repairs for best, *_ in results]
-        response["repairs"] = repairs if body.inputs.is_list else repairs[0]
-    return response
+        fields["repairs"] = [best.repairs for best, *_ in results]
+    return cast(Translation, fields if body.inputs.is_list else {name: values[0] for name, values in fields.items()})
 
 
 async def translate_file(call: Call, body: FileBody, headers: Headers) -> TranslatedFile:

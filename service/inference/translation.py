@@ -171,11 +171,9 @@ def _output(
     sentences: Sequence[tuple[int, int, int, int]] = (),
 ) -> TranslateOutput:
     found: list[SentenceFindings] = [each for translation in translations for each in translation.findings]
-    coverages, repairs = (
-        [each.coverage for each in found if each.coverage],
-        [each.repair for each in found if each.repair],
-    )
+    coverages = [each.coverage for each in found if each.coverage]
     coverage = joined_coverage(coverages) if parameters.return_coverage else None
+    repairs = [each.repair for each in found if each.repair]
     return TranslateOutput(index, text, tags, sentences, None, (), coverage, repairs)
 
 
