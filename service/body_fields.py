@@ -167,10 +167,8 @@ def check_text(value: Any, *path: int, allow_blank: bool = False) -> str:
 
 def check_texts(value: Any, *, allow_blank: bool = False) -> Texts:
     """Check the value of a field that holds one text or a list of them."""
-    if isinstance(value, str) and (allow_blank or value.strip()):
-        return Texts((value,), is_list=False)
     if isinstance(value, str):
-        check_text(value)
+        return Texts((check_text(value, allow_blank=allow_blank),), is_list=False)
     if not isinstance(value, list):
         raise field_error("invalid_parameter", "It must be a string or a list of strings.")
     if not value:

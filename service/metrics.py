@@ -245,7 +245,7 @@ SHARED_SETTINGS = frozenset(
 
 
 Texts = list[str]  # metrics in the Prometheus text format, each with its two lines of description
-_SETTING = re.compile(r'setting="(\w+)"')
+_SHARED = re.compile(f'setting="({"|".join(SHARED_SETTINGS)})"')
 _MODEL = re.compile(rf'{MODEL}="([^"]*)"')
 
 
@@ -295,7 +295,7 @@ def merge(pages: Iterable[Iterable[str]]) -> Texts:
         for sample, value in samples:
             if sample not in values:
                 values[sample] = value
-            elif is_largest and not _is_shared(sample):
+            elif is_largest and not _SHARED.search(sample):
                 values[sample] = max(values[sample], value)
             else:
                 values[sample] += value
@@ -308,11 +308,6 @@ def merge(pages: Iterable[Iterable[str]]) -> Texts:
 def _written(value: float) -> str:
     """Return a number as the library writes it, which takes long for a page of them."""
     return repr(value) if -1e6 < value < 1e6 else str(floatToGoString(value))  # type: ignore[no-untyped-call]
-
-
-def _is_shared(sample: str) -> bool:
-    setting = _SETTING.search(sample)
-    return setting is not None and setting[1] in SHARED_SETTINGS
 
 
 def _parse(text: str) -> tuple[str, str, Iterator[tuple[str, float]]]:

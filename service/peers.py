@@ -6,7 +6,7 @@ errors. `QuotaStore.handlers` has the functions of quotas.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from inspect import isawaitable
 from typing import Any, Protocol
 
@@ -25,6 +25,13 @@ class Peers(Protocol):
         ...
 
 
+def spawn(tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any]) -> None:
+    """Run work in a task of `tasks`; the event loop itself keeps only a weak reference to it."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
 class NoPeers:
     """`Peers` of a service that is one process."""
 
@@ -37,6 +44,4 @@ class NoPeers:
         return await result if isawaitable(result) else result
 
     def notify(self, name: str, *arguments: Any) -> None:
-        task = asyncio.get_running_loop().create_task(self.call(name, *arguments))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(self._tasks, self.call(name, *arguments))

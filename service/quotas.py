@@ -102,12 +102,8 @@ class QuotaStore:
 
     def handlers(self, process: int = 0) -> dict[str, Handler]:
         """Return the functions that the calls of a process use, by name."""
-
-        async def begin(label: str, quota: Mapping[str, Any]) -> Grant:
-            return await self.begin(label, Quota.model_validate(quota))
-
         return {
-            "begin_quota": begin,
+            "begin_quota": lambda label, quota: self.begin(label, Quota.model_validate(quota)),
             "hold_quota": partial(self.hold, process),
             "reserve_quota": self.reserve,
             "end_quota": self.end,

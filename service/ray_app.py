@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,11 @@ class ReplicaServer(DrainingServer):
     Requests of clients reach the application through Ray.
     """
 
+    capture_signals = contextlib.nullcontext  # type: ignore[assignment] # Ray has the signals
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super(DrainingServer, self).startup(sockets)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to Ray."""
-        yield
 
 
 class ReplicaApp:

@@ -91,6 +91,17 @@ class DrainingServer(uvicorn.Server):
         port: int = self.servers[0].sockets[0].getsockname()[1]
         return port
 
+    def run_to_exit(self) -> NoReturn:
+        """Serve until the server ends, then exit the process."""
+        try:
+            self.run()
+        except SystemExit as ended:  # the port is not available, which is logged
+            self.exit_code = int(ended.code or 0)
+        log_end(self.exit_code)
+        # A normal exit of the interpreter would wait for native threads, and so for an engine that
+        # hangs.
+        os._exit(self.exit_code)
+
     def end(self, exit_code: int) -> None:
         """End without a drain, because no engine can serve any more.
 
@@ -198,10 +209,6 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _ignore_reload(number: int, frame: FrameType | None) -> None:
-    logger.warning("SIGHUP replaces workers, but this service is one process; restart it to read the bundles again")
-
-
 def log_listening(host: str, port: int) -> None:
     """Log the address of the service."""
     url = url_of(host, port)
@@ -260,7 +267,8 @@ def has_terminal() -> bool:
 def serve(settings: Settings) -> NoReturn:
     """Serve in this process until the server ends, then exit the process."""
     if not has_terminal():  # without a handler, SIGHUP would end the process
-        signal.signal(signal.SIGHUP, _ignore_reload)
+        text = "SIGHUP replaces workers, but this service is one process; restart it to read the bundles again"
+        signal.signal(signal.SIGHUP, lambda number, frame: logger.warning(text))
     explain_bus_errors()
     app = create_app(
         settings,
@@ -269,11 +277,4 @@ def serve(settings: Settings) -> NoReturn:
         on_ready=lambda: log_page(settings, server.port),
     )
     server = DrainingServer(app, settings)
-    try:
-        server.run()
-        exit_code = server.exit_code
-    except SystemExit as ended:  # the port is not available; uvicorn has logged it
-        exit_code = int(ended.code or 0)
-    log_end(exit_code)
-    # A normal exit of the interpreter would wait for native threads, and so for a hanging engine.
-    os._exit(exit_code)
+    server.run_to_exit()

@@ -132,18 +132,17 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
         dict.fromkeys([one.text for one in result] if text.strip() else [""])
         for text, result in zip(body.inputs.texts, results, strict=True)
     ]
-    bests = [best for best, *_ in results]
     fields: dict[str, list[Any]] = {"translatedText": [next(iter(texts)) for texts in distinct_texts]}
     if body.alternatives:
         fields["alternatives"] = [list(texts)[1:] for texts in distinct_texts]
     if body.source_language == AUTO:
-        found = [best.detected or DetectedLanguage(best.route[0].source, 1.0) for best in bests]
-        fields["detectedLanguage"] = list(map(_detected, found))
+        detected = [best.detected or DetectedLanguage(best.route[0].source, 1.0) for best, *_ in results]
+        fields["detectedLanguage"] = list(map(_detected, detected))
     if body.return_coverage:
-        fields["coverage"] = [best.coverage or joined_coverage([]) for best in bests]
+        fields["coverage"] = [best.coverage or joined_coverage([]) for best, *_ in results]
     if body.repair:
-        fields["repairs"] = [best.repairs for best in bests]
-    return cast(Translation, fields if body.inputs.is_list else {name: field[0] for name, field in fields.items()})
+        fields["repairs"] = [best.repairs for best, *_ in results]
+    return cast(Translation, fields if body.inputs.is_list else {name: values[0] for name, values in fields.items()})
 
 
 async def translate_file(call: Call, body: FileBody, headers: Headers) -> TranslatedFile:

@@ -22,10 +22,5 @@ def accepts_gzip(request_headers: Mapping[bytes, bytes]) -> bool:
 async def compress(body: bytes) -> bytes:
     """Compress a body with gzip."""
     if len(body) <= MAX_INLINE_BYTES:
-        return _compress(body)
-    return await asyncio.to_thread(_compress, body)
-
-
-def _compress(body: bytes) -> bytes:
-    compressor = zlib.compressobj(LEVEL, zlib.DEFLATED, GZIP_FORMAT)
-    return compressor.compress(body) + compressor.flush()
+        return zlib.compress(body, LEVEL, GZIP_FORMAT)
+    return await asyncio.to_thread(zlib.compress, body, LEVEL, GZIP_FORMAT)

@@ -6,6 +6,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from sightline.service.api_errors import ApiError, Limit
 
@@ -20,19 +21,18 @@ LOG_INTERVAL_S = 10.0
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class ConnectionLimits:
     """Counts the open connections of the process, in total and per client address."""
 
-    def __init__(self, max_total: int, max_per_address: int, on_limit: Callable[[Limit], None]) -> None:
-        """`on_limit` is called with the limit for each rejected connection."""
-        self._max_total = max_total
-        self._max_per_address = max_per_address
-        self._on_limit = on_limit
-        self._last_log: dict[Limit, float] = {}
-        self._num_unlogged: Counter[Limit] = Counter()
-        self._of_network: Counter[str] = Counter()
-        self.num_open = 0
-        self.num_lingering = 0  # rejected connections whose clients have not read the response yet
+    max_total: int
+    max_per_address: int
+    on_limit: Callable[[Limit], None]  # takes the limit of each rejected connection
+    num_open: int = 0
+    num_lingering: int = 0  # rejected connections whose clients have not read the response yet
+    _last_log: dict[Limit, float] = field(default_factory=dict)
+    _num_unlogged: Counter[Limit] = field(default_factory=Counter)
+    _of_network: Counter[str] = field(default_factory=Counter)
 
     def admit(self, address: str, descriptor: int, elsewhere: tuple[int, int] = (0, 0)) -> None:
         """Count a connection until `release`, unless it is rejected with `overloaded`.
@@ -40,16 +40,16 @@ class ConnectionLimits:
         `elsewhere` counts those of other processes of the service: of all clients, and of this one.
         """
         num_elsewhere, num_of_address_elsewhere = elsewhere
-        if self.num_open + num_elsewhere >= self._max_total:
+        if self.num_open + num_elsewhere >= self.max_total:
             raise self._error(
                 "connections",
-                f"The service has {self._max_total} open connections, which is the limit (SIGHTLINE_MAX_CONNECTIONS).",
+                f"The service has {self.max_total} open connections, which is the limit (SIGHTLINE_MAX_CONNECTIONS).",
             )
         network = network_of(address)
-        if self._of_network[network] + num_of_address_elsewhere >= self._max_per_address:
+        if self._of_network[network] + num_of_address_elsewhere >= self.max_per_address:
             message = (
                 f"{'This address' if network == address else f'The network {network}'} has "
-                f"{self._max_per_address} open connections, which is the limit "
+                f"{self.max_per_address} open connections, which is the limit "
                 "(half of SIGHTLINE_MAX_CONNECTIONS). Reuse them."
             )
             raise self._error("connections_per_address", message)
@@ -71,7 +71,7 @@ class ConnectionLimits:
         return self.num_lingering < MAX_LINGERING and descriptors_after(descriptor) >= DESCRIPTOR_RESERVE // 2
 
     def _error(self, limit: Limit, message: str) -> ApiError:
-        self._on_limit(limit)
+        self.on_limit(limit)
         self._num_unlogged[limit] += 1
         now = time.monotonic()
         if now - self._last_log.get(limit, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:

@@ -221,12 +221,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
         self._unparsed_bytes += len(data)
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._parse_without_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self._reject(ApiError("malformed_request"))
+        self._parse(data)
         if self._unparsed_bytes > MAX_HEAD_BYTES:
             self._reject(ApiError("headers_too_large"))
         # A complete request needs no timer, and a small complete body is not counted.
@@ -249,6 +244,14 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._exchange.rejection is None and not self.cycle.response_complete:
             self._bodies.count(self._exchange)
 
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parse_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._reject(ApiError("malformed_request"))
+
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """Ignore a request to change the protocol (RFC 9110, 7.8) and parse the rest as HTTP/1.1.
 
@@ -262,13 +265,7 @@ class GuardedProtocol(HttpToolsProtocol):
         request_line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # same setting as in uvicorn
-        data = b"".join([request_line, *lines, b"\r\n", rest])
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:  # another `Upgrade`, in the next request
-            self._parse_without_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self._reject(ApiError("malformed_request"))
+        self._parse(b"".join([request_line, *lines, b"\r\n", rest]))  # `rest` may have another one with `Upgrade`
 
     def on_headers_complete(self) -> None:
         self._unparsed_bytes = 0

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from sightline.service.api_errors import ApiError, Limit
@@ -19,6 +19,7 @@ SLICES = 4  # a call holds at most 1 / SLICES of the waiting sequences and sourc
 ADDRESS_SHARE = 3  # an address must leave 1 / ADDRESS_SHARE of what it holds free for others
 
 
+@dataclass(eq=False)
 class AdmissionController:
     """Counts the sequences, bytes and tokens of one model's calls in progress.
 
@@ -33,24 +34,19 @@ class AdmissionController:
     be that of a proxy.
     """
 
-    def __init__(
-        self, max_sequences: int, max_bytes: int, max_tokens: int, throughput: Throughput, max_wait_s: float
-    ) -> None:
-        """Set the limits: of running and waiting sequences, of the bytes of their request bodies,
-        of their source tokens, and of the expected wait of a new call for other calls.
-        """
-        self._max_sequences = max_sequences
-        self._max_bytes = max_bytes
-        self._max_tokens = max_tokens
-        self.throughput = throughput
-        self._max_wait_s = max_wait_s
-        # Error of admitted calls that can no longer use the engine, because the model is unloaded.
-        self.close_code: FailureCode | None = None
-        self._open: set[Reservation] = set()
-        self._of_holder: dict[str, Reservation] = {}  # sums of the calls of an API key, or of an address without keys
-        self.num_sequences = 0
-        self.num_bytes = 0
-        self.num_tokens = 0
+    max_sequences: int  # running and waiting ones
+    max_bytes: int  # of their request bodies
+    max_tokens: int  # of their sources
+    throughput: Throughput
+    max_wait_s: float  # expected wait of a new call for other calls
+    # Error of admitted calls that can no longer use the engine, because the model is unloaded.
+    close_code: FailureCode | None = None
+    num_sequences: int = 0
+    num_bytes: int = 0
+    num_tokens: int = 0
+    _open: "set[Reservation]" = field(default_factory=set)
+    # Sums of the calls of an API key, or of an address without keys.
+    _of_holder: "dict[str, Reservation]" = field(default_factory=dict)
 
     @property
     def num_calls(self) -> int:
@@ -73,8 +69,8 @@ class AdmissionController:
         if self._open:
             self._check(reservation, seconds_left)
         else:
-            reservation.num_sequences = min(sequences, max(1, self._max_sequences // 2))
-            reservation.num_bytes = min(num_bytes, max(1, self._max_bytes // 2))
+            reservation.num_sequences = min(sequences, max(1, self.max_sequences // 2))
+            reservation.num_bytes = min(num_bytes, max(1, self.max_bytes // 2))
         self._open.add(reservation)
         self._count(reservation)
         return reservation
@@ -105,7 +101,7 @@ class AdmissionController:
             if self._open:
                 self._check(Reservation(sequences, 0, units, reservation.caller, reservation.address), seconds_left)
             else:
-                sequences = min(sequences, max(1, self._max_sequences // 2))
+                sequences = min(sequences, max(1, self.max_sequences // 2))
             reservation.num_sequences, reservation.units = sequences, units
         finally:
             self._open.add(reservation)
@@ -118,30 +114,30 @@ class AdmissionController:
         by at most as much work as the new call has.
         """
         places, units = 2 * new.num_sequences - 1, new.units
-        own = self._excess("num_sequences", places, self._max_sequences, new)
+        own = self._excess("num_sequences", places, self.max_sequences, new)
         if own is not None:
             raise queue_full(
                 "waiting_sequences",
-                f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting{own} "
+                f"{self.num_sequences} of {self.max_sequences} sequences are running or waiting{own} "
                 f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {new.num_sequences} needs space for {places}",
             )
-        own = self._excess("num_bytes", new.num_bytes, self._max_bytes, new)
+        own = self._excess("num_bytes", new.num_bytes, self.max_bytes, new)
         if own is not None:
             raise queue_full(
                 "waiting_bytes",
                 f"{self.num_bytes} bytes of request bodies are held{own}, and {new.num_bytes} more exceed the limit of "
-                f"{self._max_bytes} (16 MiB, or SIGHTLINE_MAX_BODY_BYTES if it is more)",
+                f"{self.max_bytes} (16 MiB, or SIGHTLINE_MAX_BODY_BYTES if it is more)",
             )
         speed = self.throughput.units_per_s
         if speed is None or not units:
             return
         most_s = len(self._open) * units / speed
-        if most_s <= self._max_wait_s and most_s + units / speed <= seconds_left:  # usual case: skip the sum
+        if most_s <= self.max_wait_s and most_s + units / speed <= seconds_left:  # usual case: skip the sum
             return
         wait_s = sum(min(work, units) for work in self._work_of_others(new.caller)) / speed
-        if wait_s > self._max_wait_s:
+        if wait_s > self.max_wait_s:
             message = (
-                f"The call would wait about {wait_s:.1f} s; the limit is {self._max_wait_s:g} s "
+                f"The call would wait about {wait_s:.1f} s; the limit is {self.max_wait_s:g} s "
                 "(SIGHTLINE_QUEUE_TIMEOUT_S). Retry later."
             )
             raise ApiError("overloaded", message, limit="queue_time")
@@ -185,13 +181,13 @@ class AdmissionController:
         Of very many, only a slice counts, so that one call does not use up the limit. The
         reservation of a call that is rejected here must still be released.
         """
-        tokens = min(tokens, max(1, self._max_tokens // SLICES))
-        own = self._excess("num_tokens", tokens, self._max_tokens, reservation) if self.num_tokens else None
+        tokens = min(tokens, max(1, self.max_tokens // SLICES))
+        own = self._excess("num_tokens", tokens, self.max_tokens, reservation) if self.num_tokens else None
         if own is not None:
             raise queue_full(
                 "waiting_tokens",
                 f"{self.num_tokens} source tokens are held{own}, and {tokens} more exceed the limit of "
-                f"{self._max_tokens} (256 times SIGHTLINE_MAX_WAITING_SEQUENCES)",
+                f"{self.max_tokens} (256 times SIGHTLINE_MAX_WAITING_SEQUENCES)",
             )
         self._count(reservation, -1)
         reservation.num_tokens += tokens

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from sightline.service.api_errors import ApiError
 
@@ -26,7 +26,7 @@ class DocumentStore:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._folder = Path(tempfile.gettempdir()) / f"sightline-{os.getuid()}"
-        self.running = set[asyncio.Task[None]]()  # translations of this process
+        self.running = set[asyncio.Task[Any]]()  # translations of this process
 
     def put(self, key: str, state: State, data: bytes = b"") -> None:
         """Write a document. Raises `overloaded` if there is no room for it."""

@@ -13,6 +13,7 @@ from sightline.service.inference.call import Call, UsageRecord
 from sightline.service.inference.document_store import MAX_AGE_S
 from sightline.service.inference.routing import load_steps, routes_of
 from sightline.service.inference.translation import NO_TERMS, missing_library, num_repaired, translate_marked
+from sightline.service.peers import spawn
 from sightline.translation.files.document import Document, DocumentError, groups_of
 from sightline.translation.files.kinds import read_document
 from sightline.translation.marks import TranslatedText
@@ -80,9 +81,7 @@ def translate_later(call: Call, key: str, translate: Callable[..., Awaitable[byt
     if len(store.running) >= MAX_RUNNING:
         raise ApiError("overloaded", f"At most {MAX_RUNNING} documents are translated at the same time. Retry later.")
     store.put(key, "translating")
-    task = asyncio.create_task(_translate(call, key, translate))
-    store.running.add(task)
-    task.add_done_callback(store.running.discard)
+    spawn(store.running, _translate(call, key, translate))
 
 
 async def _translate(request: Call, key: str, translate: Callable[..., Awaitable[bytes]]) -> None:

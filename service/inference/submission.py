@@ -60,7 +60,8 @@ class Submission:
         self._failure: Exception | None = None
         self._has_news = asyncio.Event()  # set when an event has arrived, or at a failure
         loop = asyncio.get_running_loop()
-        self._expiry = loop.call_later(deadline - time.monotonic() + DEADLINE_SLACK_S, self._expire)
+        seconds = deadline - time.monotonic() + DEADLINE_SLACK_S
+        self._expiry = loop.call_later(seconds, self.fail, ApiError("deadline_exceeded"))
         self._submit(reservation.num_sequences)
 
     def close(self) -> None:
@@ -121,9 +122,6 @@ class Submission:
         self._has_news.set()
         if is_last:
             self._submit(1)
-
-    def _expire(self) -> None:
-        self.fail(ApiError("deadline_exceeded"))
 
 
 def error_of(event: Failed | Cancelled) -> Exception:

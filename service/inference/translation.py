@@ -172,8 +172,8 @@ def _output(
 ) -> TranslateOutput:
     found: list[SentenceFindings] = [each for translation in translations for each in translation.findings]
     coverages = [each.coverage for each in found if each.coverage]
-    repairs = [each.repair for each in found if each.repair]
     coverage = joined_coverage(coverages) if parameters.return_coverage else None
+    repairs = [each.repair for each in found if each.repair]
     return TranslateOutput(index, text, tags, sentences, None, (), coverage, repairs)
 
 

@@ -89,16 +89,13 @@ async def tokenize_texts(call: Call, body: TokenizeBody) -> TokenizeResult:
     call.response_memory.reserve(num_bytes * BYTES_PER_SPAN)
     await call.reserve_tokens(num_bytes)
 
-    outputs = await call.tokenize(
-        lambda: [_tokens_of(tokenizer, text, body.add_special_tokens) for text in texts], texts
-    )
+    def tokens_of(text: str) -> list[InputToken]:
+        spans = tokenizer.encode_spans(text, add_special_tokens=body.add_special_tokens)
+        return [InputToken(span.id, tokenizer.name(span.id), span.start, span.end, span.is_special) for span in spans]
+
+    outputs = await call.tokenize(lambda: list(map(tokens_of, texts)), texts)
     call.details["input_tokens"] = sum(map(len, outputs))
     return TokenizeResult(model.name, outputs)
-
-
-def _tokens_of(tokenizer: TextTokenizer, text: str, add_special_tokens: bool) -> list[InputToken]:
-    spans = tokenizer.encode_spans(text, add_special_tokens=add_special_tokens)
-    return [InputToken(span.id, tokenizer.name(span.id), span.start, span.end, span.is_special) for span in spans]
 
 
 async def join_tokens(call: Call, body: DetokenizeBody) -> DetokenizeResult:

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from sightline.service.api_errors import ApiError
-from sightline.service.peers import Handler
+from sightline.service.peers import Handler, spawn
 
 ALIVE_S = 1.0  # a worker gives two signs of life in this time
 MAX_BYTES = 1 << 30  # of a message; metrics of many models have megabytes
@@ -35,7 +35,7 @@ class Channel:
         self._handlers: Mapping[str, Handler] = {}
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}  # calls without a response, by their number
-        self._tasks: set[asyncio.Task[None]] = set()  # calls of the other side
+        self._tasks: set[asyncio.Task[Any]] = set()  # calls of the other side
 
     @classmethod
     async def open(cls, sock: socket.socket) -> "Channel":
@@ -89,9 +89,7 @@ class Channel:
 
     def _receive(self, message: Mapping[str, Any]) -> None:
         if "call" in message:
-            task = asyncio.create_task(self._respond(message))
-            self._tasks.add(task)  # the event loop itself keeps only a weak reference
-            task.add_done_callback(self._tasks.discard)
+            spawn(self._tasks, self._respond(message))
             return
         future = self._waiting.get(message["number"])
         if future is None or future.done():  # the caller was cancelled

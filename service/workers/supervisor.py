@@ -32,6 +32,7 @@ from sightline.service.metrics import (
     used_models,
     without_gauges,
 )
+from sightline.service.peers import spawn
 from sightline.service.quotas import QuotaStore
 from sightline.service.runtime.thread_counts import MAX_BYTES_ALONE, SharedActivity, ThreadPlan
 from sightline.service.server import RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening, log_page
@@ -66,7 +67,7 @@ class WorkerProcess:
     state: Literal["starting", "ready", "retiring"] = "starting"
     has_loaded: bool = False  # its models, although others may have some that it must load
     num_silent: int = 0  # intervals without a sign of life
-    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    has_started: asyncio.Event = field(default_factory=asyncio.Event)  # it is ready, or has ended before
     has_ended: asyncio.Event = field(default_factory=asyncio.Event)
     metrics: Texts = field(default_factory=list)  # at the last scrape, or at its end
     exit_code: int | None = None  # negative: the number of the signal that has ended it
@@ -126,7 +127,7 @@ class Supervisor:
         log_listening(self._settings.host, self._listener.port)
         if not self._is_measuring:
             self._log_workers(self._settings.threads or 1)
-        self._spawn(self._end_silent_workers())
+        spawn(self._tasks, self._end_silent_workers())
         for slot in range(1 if self._is_measuring else self._num_workers):
             await self._start(slot)
         return await self._exit_code
@@ -137,7 +138,7 @@ class Supervisor:
         """Start a worker. Another one follows its end, unless it is a replacement that fails."""
         worker = await self._fork(slot)
         self._workers.append(worker)
-        self._spawn(self._attend(worker, is_replacement=is_replacement))
+        spawn(self._tasks, self._attend(worker, is_replacement=is_replacement))
         return worker
 
     async def _attend(self, worker: WorkerProcess, *, is_replacement: bool) -> None:
@@ -169,6 +170,7 @@ class Supervisor:
         worker.exit_code = await self._reap(worker.pid)
         self._activity.clear(worker.slot)
         self._quotas.forget(worker.pid)
+        worker.has_started.set()
         worker.has_ended.set()
         self._on_end(worker, is_replacement=is_replacement)
 
@@ -223,7 +225,7 @@ class Supervisor:
             os.kill(worker.pid, signal.SIGKILL)
             return
         worker.state = "ready"
-        worker.is_ready.set()
+        worker.has_started.set()
         self._failed_starts[worker.slot] = 0
         self._listener.update()
         self._tell_if_all_are_ready()
@@ -330,7 +332,7 @@ class Supervisor:
                     self._finish(code if code > 0 else EXIT_FAILED)
                 return
         logger.error("%s has ended (%s); a new one starts", worker.name, reason)
-        self._spawn(self._start(worker.slot))
+        spawn(self._tasks, self._start(worker.slot))
 
     def _finish(self, code: int) -> None:
         """End the supervisor; its workers end with it."""
@@ -349,8 +351,8 @@ class Supervisor:
                 if self._is_draining:
                     return
                 new = await self._start(old.slot, is_replacement=True)
-                await self._first(new.is_ready, new.has_ended)
-                if not new.is_ready.is_set():
+                await new.has_started.wait()
+                if new.state != "ready":
                     logger.error("the new %s did not start; the old one goes on, and no other is replaced", old.name)
                     if self._served is None:
                         self._served = self._former
@@ -360,12 +362,6 @@ class Supervisor:
                 await old.has_ended.wait()
             logger.info("replaced the workers")
 
-    async def _first(self, *events: asyncio.Event) -> None:
-        waiting = [asyncio.create_task(event.wait()) for event in events]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in waiting:
-            task.cancel()
-
     # Signals
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -374,7 +370,7 @@ class Supervisor:
         SIGHUP replaces the workers, unless it means that the terminal of the service has ended.
         """
         if number == signal.SIGHUP and not self._has_terminal:
-            self._spawn(self._replace_all())
+            spawn(self._tasks, self._replace_all())
             return
         if self._is_draining:
             self._finish(EXIT_FAILED)
@@ -466,11 +462,6 @@ class Supervisor:
                     raise result
             if self._served is not None:
                 self._served.pop(name, None)
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def supervise(settings: Settings, num_workers: int) -> NoReturn:

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import NoReturn
 
 from sightline.base.errors import EXIT_FAILED
@@ -22,9 +22,9 @@ from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend
 from sightline.service.logs import configure_logging
 from sightline.service.metrics import Texts, texts_of
-from sightline.service.peers import Handler
+from sightline.service.peers import Handler, spawn
 from sightline.service.runtime.thread_counts import ThreadPlan
-from sightline.service.server import DrainingServer, explain_bus_errors, log_end
+from sightline.service.server import DrainingServer, explain_bus_errors
 from sightline.service.settings import Settings
 from sightline.service.workers.channel import ALIVE_S, Channel, ChannelClosedError
 from sightline.service.workers.handover import Handover
@@ -37,8 +37,11 @@ logger = logging.getLogger(__name__)
 class WorkerServer(DrainingServer):
     """Serves the connections that it receives from the supervisor."""
 
+    # The process ignores these signals from its start, see `run_forked`.
+    capture_signals = contextlib.nullcontext  # type: ignore[assignment]
+
     def __init__(self, settings: Settings, plan: ThreadPlan, handover: Handover, control: socket.socket) -> None:
-        """Create the server, see `run_worker`."""
+        """Create the server, see `run_forked`."""
         load = functools.partial(load_backend, plan=plan)
         app = create_app(settings, load, self.end, on_ready=self._report_ready)
         super().__init__(app, settings)
@@ -49,7 +52,6 @@ class WorkerServer(DrainingServer):
         self._signs: asyncio.Task[None]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
         self._channel = await Channel.open(self._control)
         self._service.peers = self._channel
         self._service.not_ready_code = "loading"
@@ -82,9 +84,7 @@ class WorkerServer(DrainingServer):
 
         `elsewhere` counts connections of all other workers, and of the same client to them.
         """
-        task = asyncio.create_task(self._serve_connection(sock, on_end, elsewhere))
-        self.server_state.tasks.add(task)
-        task.add_done_callback(self.server_state.tasks.discard)
+        spawn(self.server_state.tasks, self._serve_connection(sock, on_end, elsewhere))
 
     async def _serve_connection(
         self, sock: socket.socket, on_end: Callable[[], None], elsewhere: tuple[int, int]
@@ -109,11 +109,6 @@ class WorkerServer(DrainingServer):
         with contextlib.suppress(ChannelClosedError, TimeoutError):
             async with asyncio.timeout(LAST_METRICS_S):
                 await self._channel.call("last_metrics", await self._metrics())
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Change nothing: the process ignores these signals from its start, see `run_forked`."""
-        yield
 
     # Calls of the supervisor
 
@@ -160,41 +155,25 @@ def model_calls(service: Service) -> dict[str, Handler]:
     async def finish_load(name: str, is_agreed: bool) -> None:
         await changes.finish(loads.pop(name), is_agreed=is_agreed)
 
-    async def unload(name: str) -> None:
-        await changes.unload(service, name)
-
+    unload = functools.partial(changes.unload, service)
     return {"prepare_load": prepare_load, "finish_load": finish_load, "unload": unload}
-
-
-def run_worker(
-    settings: Settings, plan: ThreadPlan, number: int, control: socket.socket, handover: socket.socket
-) -> NoReturn:
-    """Run one worker, with its share of the limits in `settings`, then exit the process.
-
-    `number` is that of the worker in log lines, from 1.
-    """
-    configure_logging(settings.log_level, worker=number)
-    explain_bus_errors()
-    server = WorkerServer(settings, plan, Handover(handover), control)
-    try:
-        server.run()
-        exit_code = server.exit_code
-    except SystemExit as ended:
-        exit_code = int(ended.code or 0)
-    log_end(exit_code)
-    os._exit(exit_code)
 
 
 def run_forked(
     settings: Settings, plan: ThreadPlan, number: int, control: socket.socket, handover: socket.socket
 ) -> NoReturn:
-    """Run a worker in a process that was forked from the supervisor."""
+    """Run a worker in a process that was forked from the supervisor, then exit the process.
+
+    `settings` have its share of the limits; `number` is that of the worker in log lines, from 1.
+    """
     try:
         signal.set_wakeup_fd(-1)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
         discard_descriptors({control.fileno(), handover.fileno()})
-        run_worker(settings, plan, number, control, handover)
+        configure_logging(settings.log_level, worker=number)
+        explain_bus_errors()
+        WorkerServer(settings, plan, Handover(handover), control).run_to_exit()
     except BaseException:
         traceback.print_exc()
     finally:

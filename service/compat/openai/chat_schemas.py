@@ -60,13 +60,9 @@ class ChatBody(DecodingBody):
         return self.max_new_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @model_validator(mode="after")
-    def _check_dialogue(self) -> Self:
+    def _check_chat(self) -> Self:
         check_dialogue(self.inputs)
         check_tool_choice(self.tools, self.tool_choice)
-        return self
-
-    @model_validator(mode="after")
-    def _check_response_options(self) -> Self:
         if self.max_new_tokens is not None and self.max_completion_tokens not in (None, self.max_new_tokens):
             message = "max_tokens and max_completion_tokens are the same parameter; send only one of them."
             raise field_error("invalid_parameter", message, "max_completion_tokens")

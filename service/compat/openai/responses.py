@@ -63,17 +63,17 @@ class ItemsResponse(TextResponse):
         self._num_events = 0
 
     def whole(self, result: GenerateResult) -> Any:
-        choice = self._make_choice(0).whole(result.outputs[0])
+        choice = self.make_choice(0).whole(result.outputs[0])
         self._add(choice["message"], choice["logprobs"])
         self._finish(choice["finish_reason"])
         return self._response(result.usage)
 
     def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
-        choice = self._choices[0].token(event)
+        choice = self.choices[0].token(event)
         return self._begin() + self._add(choice["delta"], choice["logprobs"])
 
     def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
-        choice = self._choices[0].end(event)
+        choice = self.choices[0].end(event)
         return self._add(choice["delta"], choice["logprobs"]) + self._finish(choice["finish_reason"])
 
     def close(self, stream: Stream) -> bytes:
@@ -152,7 +152,7 @@ class ItemsResponse(TextResponse):
     def _add_item(self, kind: str, prefix: str, fields: Mapping[str, Any]) -> bytes:
         events = self._end_item("completed") if self._items else b""
         index = len(self._items)
-        item = {"id": f"{prefix}_{self._call.request_id}_{index}", "type": kind, **fields, "status": "in_progress"}
+        item = {"id": f"{prefix}_{self.call.request_id}_{index}", "type": kind, **fields, "status": "in_progress"}
         self._items.append(item)
         return events + self._write("response.output_item.added", output_index=index, item=item)
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sightline.service.api.endpoint import EventEncoder, EventStream, event_of
@@ -26,59 +27,51 @@ class Choice(Protocol):
     def end(self, event: StreamEnd) -> Any: ...
 
 
+@dataclass(eq=False)
 class TextResponse(EventEncoder):
     """One response, whole or as the events of a stream."""
 
-    def __init__(
-        self,
-        call: Call,
-        model: ServedModel,
-        body: DecodingBody,
-        make_choice: Callable[[int], Choice],
-        kind: str,
-        prefix: str,
-    ) -> None:
-        """Prepare a response with `kind` as its field `object`; `prefix` is that of its id.
+    call: Call
+    model: ServedModel
+    body: DecodingBody
+    make_choice: Callable[[int], Choice]  # takes its index; called after the request is checked
+    kind: str  # field `object`
+    prefix: str  # of the id
+    choices: Sequence[Choice] = ()  # of a stream
 
-        `make_choice` creates the choice of an index. It is called after the request is checked.
-        """
-        self._call = call
-        self._model = model
-        self._options = body.stream_options
-        self._is_streamed = bool(body.stream)
-        self._make_choice = make_choice
-        self._choices: Sequence[Choice] = ()  # of a stream
+    def __post_init__(self) -> None:
+        self._options = self.body.stream_options
         self._head: dict[str, Any] = {
-            "id": f"{prefix}-{call.request_id}",
-            "object": kind,
+            "id": f"{self.prefix}-{self.call.request_id}",
+            "object": self.kind,
             "created": int(time.time()),
-            "model": model.name,
+            "model": self.model.name,
         }
 
     async def of(self, inputs: AnyInputs, parameters: GenerateParameters, *, is_whole: bool = False) -> Any:
         """Generate from the inputs and return the response; see `generate_texts` for `is_whole`."""
-        call = self._call
-        if self._is_streamed:
-            events = await stream(call, self._model, inputs, parameters, is_whole=is_whole)
-            self._choices = [self._make_choice(sequence.number) for sequence in events.sequences]
+        call = self.call
+        if self.body.stream:
+            events = await stream(call, self.model, inputs, parameters, is_whole=is_whole)
+            self.choices = [self.make_choice(sequence.number) for sequence in events.sequences]
             return EventStream(events, self)
-        result = await generate_texts(call, self._model, inputs, parameters, is_whole=is_whole)
+        result = await generate_texts(call, self.model, inputs, parameters, is_whole=is_whole)
         return self.whole(result)
 
     def whole(self, result: GenerateResult) -> Any:
-        choices = [self._make_choice(index).whole(output) for index, output in enumerate(result.outputs)]
+        choices = [self.make_choice(index).whole(output) for index, output in enumerate(result.outputs)]
         response = {**self._head, "choices": choices, "usage": usage_of(result.usage)}
         if isinstance(result, DoubtfulResult):
             response["warnings"] = result.warnings
         return response
 
     def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
-        return self._event(sequence, self._choices[sequence.number].token(event))
+        return self._event(sequence, self.choices[sequence.number].token(event))
 
     def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
-        warning = self._call.warnings.get(event.index)
+        warning = self.call.warnings.get(event.index)
         more = {} if warning is None else {"warnings": [warning]}
-        return self._event(sequence, self._choices[sequence.number].end(event), more)
+        return self._event(sequence, self.choices[sequence.number].end(event), more)
 
     def _event(self, sequence: StreamedSequence, choice: Any, more: Mapping[str, Any] | None = None) -> bytes:
         content = {**self._head, "choices": [choice], **(more or {})}

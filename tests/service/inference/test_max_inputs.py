@@ -95,7 +95,7 @@ async def test_a_large_call_is_still_subject_to_the_queue_and_its_token_limit(
         response = await running.post("/v1/encode", {"inputs": ["a dog x"] * 256})
         assert response.status_code == 429
         assert "256 times SIGHTLINE_MAX_WAITING_SEQUENCES" in error_text(response)
-        running.app.state.service.models["fake"].admission._max_sequences = 255  # a slice of 128 and the first call
+        running.app.state.service.models["fake"].admission.max_sequences = 255  # a slice of 128 and the first call
         response = await running.post("/v1/encode", {"inputs": ["x"] * 256})
         assert response.status_code == 429
         assert "SIGHTLINE_MAX_WAITING_SEQUENCES" in error_text(response)
