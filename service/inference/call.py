@@ -93,7 +93,7 @@ class Call:
 
     def _end_quota(self) -> None:
         assert self.key is not None and self.key.quota is not None
-        self._release_sequences(self._num_held)
+        self.release_sequences()
         tokens = self.details.get("input_tokens", 0) + self.details.get("output_tokens", 0)
         limit = self.key.quota.tokens_per_minute
         if limit is not None and (tokens or self._reserved):
@@ -108,7 +108,7 @@ class Call:
         sequences = min(sequences, limit)
         more = sequences - self._num_held
         if more <= 0:
-            self._release_sequences(-more)
+            self.release_sequences(-more)
             return sequences
         self._num_held += more  # before the wait, so that a call that is cancelled meanwhile releases them
         if not await self.service.peers.call("hold_quota", self.caller, more, limit):
@@ -116,7 +116,9 @@ class Call:
             raise QuotaExceededError("sequences", limit, RETRY_SEQUENCES_S)
         return sequences
 
-    def _release_sequences(self, sequences: int) -> None:
+    def release_sequences(self, sequences: int | None = None) -> None:
+        """Count sequences, or all, towards the quota no more."""
+        sequences = self._num_held if sequences is None else sequences
         if sequences:
             self._num_held -= sequences
             self.service.peers.notify("hold_quota", self.caller, -sequences, 0)
