@@ -51,7 +51,7 @@ async def confirmed(
         raise ApiError("unsupported_parameter", message, field="confirm_omissions")
     rows = list[tuple[str, str, tuple[int, ...]]]()  # texts and hidden tokens; the first row of a pair has none
     for target, output in zip(targets, outputs, strict=True):
-        words = zip(output.coverage.source_words, reader.sources[output.index], strict=True)
+        words = zip(output.coverage.source_words, reader.words(output.index), strict=True)
         hidden = [word.tokens for covered, word in words if covered["omitted"]]
         rows += [(reader.texts[output.index], target, tokens) for tokens in ((), *hidden) if hidden]
     if not rows:

@@ -1,8 +1,9 @@
 """Coverage of source words by a translation, and support of its target words."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
@@ -14,7 +15,7 @@ from sightline.base.text.words import Span, Word, coverage_of, is_name, words_of
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.engine.request import GenerateRequest, MapPart, Target
-from sightline.service.inference.call import AnyInputs, Call, Ids
+from sightline.service.inference.call import INLINE_CHARACTERS, AnyInputs, Call, Ids
 from sightline.service.inference.maps import read_source, within
 from sightline.service.inference.results import FLOAT_BYTES
 from sightline.service.inference.service import ServedModel
@@ -147,22 +148,26 @@ class CoverageReader:
         self._count = call.service.metrics.for_model(model.name).on_coverage if call.counts_texts else None
         self._layer, self._head, self._untranslated = chosen.layer, chosen.head, frozenset(chosen.untranslated)
         self.parts = {"cross": MapPart((chosen.layer,), (chosen.head,))}
-        self.texts: Sequence[str] = ()  # that were read, with their words
-        self.sources: Sequence[Sequence[Word]] = ()
+        self.texts: Sequence[str] = ()  # that were read
+        self.words: Callable[[int], Sequence[Word]]  # of each of them, once they were read
 
     async def read_words(
         self, call: Call, inputs: AnyInputs, sources: Sequence[Ids], num_added: tuple[int, int]
     ) -> None:
-        """Find the words of the sources, see `MapWriter.read_offsets`."""
+        """Prepare the words of the sources, see `MapWriter.read_offsets`."""
         assert isinstance(inputs, Texts), "models that translate read texts"
-        tokenizer = self._model.source_tokenizer
+        tokenizer, texts = self._model.source_tokenizer, inputs.texts
         call.response_memory.reserve(BYTES_PER_WORD * sum(map(len, sources)))
 
-        def run() -> list[Sequence[Word]]:
-            pairs = zip(inputs.texts, sources, strict=True)
-            return [words_of(text, _offsets(tokenizer, source, text, num_added)) for text, source in pairs]
+        @cache
+        def words(index: int) -> Sequence[Word]:
+            text = texts[index]
+            return words_of(text, _offsets(tokenizer, sources[index], text, num_added))
 
-        self.texts, self.sources = inputs.texts, await call.tokenize(run, inputs.texts)
+        self.texts, self.words = texts, words
+        # Those of short texts are found beside the words of their targets, by code that has just run.
+        if sum(map(len, texts)) > INLINE_CHARACTERS:
+            await call.tokenize(lambda: list(map(words, range(len(texts)))), texts)
 
     def bytes_per_token(self, sources: Sequence[Ids]) -> int:
         """Return the memory of a target token: its weights, and its word in the response."""
@@ -173,7 +178,7 @@ class CoverageReader:
 
         The text is that of the target, or the one that was given for it.
         """
-        maps, words = target.attention["cross"], self.sources[index]
+        maps, words = target.attention["cross"], self.words(index)
         weights = maps[0, 0] if "cross" in request.map_parts else maps[self._layer, self._head]
         values = coverage_of(weights, [word.tokens for word in words]).tolist()
         sources = list[CoveredWord]()
