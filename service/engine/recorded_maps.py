@@ -145,7 +145,7 @@ class StepLog:
 
     def append(self, rows: range, outputs: Mapping[str, Array]) -> bool:
         """Append the maps of a step, and return False if the log is full."""
-        maps = {name: outputs[name] for name in self._outputs if name in outputs}
+        maps = {name: outputs[name].copy() for name in self._outputs if name in outputs}
         if not self._steps:
             self._step_bytes = sum(array.nbytes for array in maps.values())
         self._steps.append((rows, maps))

@@ -165,7 +165,7 @@ class CoverageReader:
             return words_of(text, _offsets(tokenizer, sources[index], text, num_added))
 
         self.texts, self.words = texts, words
-        # Those of short texts are found beside the words of their targets, by code that has just run.
+        # Those of short texts are found beside those of their targets, by code that has just run.
         if sum(map(len, texts)) > INLINE_CHARACTERS:
             await call.tokenize(lambda: list(map(words, range(len(texts)))), texts)
 

@@ -151,17 +151,14 @@ class StepBinding:
         if self._of_source:
             self._set_columns(max(inputs["source_lengths"].tolist()))  # faster than NumPy for few rows
         self._session.run_with_iobinding(self._io, options)
-        outputs = dict(self._fixed)
-        for name in self._of_source:  # the caller may keep them
-            outputs[name] = outputs[name].copy()
         if not self._allocated:
-            return outputs
+            return self._fixed
         # A list would wrap all the states too, which costs more time than a small step.
         values = self._io.get_outputs_as_ortvaluevector()
         first = len(values) - len(self._allocated)  # these outputs were bound last
-        outputs |= {name: values[first + i].numpy() for i, name in enumerate(self._allocated)}
+        allocated = {name: values[first + i].numpy() for i, name in enumerate(self._allocated)}
         self._expect_allocated()
-        return outputs
+        return {**self._fixed, **allocated}
 
     def _set_columns(self, columns: int) -> None:
         """Bind the start of the arrays of the source, which has this length."""

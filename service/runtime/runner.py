@@ -153,8 +153,7 @@ class Runner(Protocol):
         `whole` do not use a shortlist; None stands for all rows if `outputs` has scores of the
         whole vocabulary, else for none. Only these rows have such scores. `outputs` names outputs
         of the decoder graph, without states. The first axis of each is the batch; attention maps
-        are (B, H, L, columns). The caller may keep attention maps; others are valid until the next
-        call.
+        are (B, H, L, columns). They are valid until the next call.
         """
         ...
 
