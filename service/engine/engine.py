@@ -517,7 +517,8 @@ class Engine:
         for name, array in outputs.items():
             of_last = array[:, :, -1].copy() if array.ndim > 1 else array  # maps, without those of other tokens
             step[name] = np.broadcast_to(of_last, (len(rows), *of_last.shape))
-        self._rows.log_maps(rows, step)
+        if self._rows.recording:
+            self._rows.log_maps(rows, step)
         self._advance_all(rows, step, now)
 
     def _end_all(self, prefill: Prefill, event: Event) -> None:
@@ -579,7 +580,8 @@ class Engine:
                 return False
             now = self._clock()
             self._notify(self._observer.on_step, len(rows), now - started)
-            self._rows.log_maps(rows, outputs)
+            if self._rows.recording:
+                self._rows.log_maps(rows, outputs)
             if now - first >= self._alone_s or not self._take_best(outputs):
                 break
             started = now
@@ -632,7 +634,8 @@ class Engine:
             targets = generation.advance(scores, beam_copies)
             token = generation.new_token if generation.request.stream else None
             if targets:
-                self._rows.record(generation)
+                if generation.records_maps:
+                    self._rows.record(generation)
                 generation.charge_targets(targets)
                 if generation.request.contributions is not None:
                     targets = with_contributions(self._runner, generation.request, targets)

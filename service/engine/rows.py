@@ -45,7 +45,7 @@ class Rows:
         self._lengths = np.zeros(runner.max_rows, np.int32)  # number of tokens that each row has processed
         self._source_lengths = np.zeros(runner.max_rows, np.int32)  # without hidden source tokens
         self._whole = np.zeros(runner.max_rows, np.bool_)  # rows that need scores of the whole vocabulary
-        self._recording: list[Generation] = []  # running generations that record attention maps
+        self.recording: list[Generation] = []  # running generations that record attention maps
         self._may_record_later = True  # all of them can wait
         self._log = StepLog({maps.kind: maps.outputs for maps in runner.manifest.attention})
         self._outputs: tuple[str, ...] = ()  # outputs of the next step that the generations need
@@ -204,15 +204,15 @@ class Rows:
         for column in (self._token_ids, self._lengths, self._source_lengths, self._whole):
             column[target] = column[source]
         owner = self._owners[target] = self._owners[source]
-        if isinstance(owner, Generation):
-            self.record(owner)
+        if owner in self.recording:  # not a request in prefill, whose row others had before
+            self.record(cast(Generation, owner))
         owner.rows[owner.rows.index(source)] = target
 
     def log_maps(self, rows: range, outputs: Mapping[str, Array]) -> None:
-        """Keep the maps of a step for the generations that record them, if there are any."""
-        if not self._recording or (self._log.append(rows, outputs) and self._may_record_later):
+        """Keep the maps of a step for the generations that record them."""
+        if self._log.append(rows, outputs) and self._may_record_later:
             return
-        for generation in self._recording:
+        for generation in self.recording:
             if generation.rows[0] in rows:
                 generation.charge_step()
             self.record(generation)
@@ -221,10 +221,9 @@ class Rows:
 
     def record(self, generation: Generation) -> None:
         """Move the logged maps of a generation to its recorders."""
-        if generation.records_maps:
-            for row, hypothesis in zip(generation.rows, generation.hypotheses(), strict=False):
-                hypothesis.maps.extend(self._log, row, generation.num_logged)
-            generation.num_logged = len(self._log)
+        for row, hypothesis in zip(generation.rows, generation.hypotheses(), strict=False):
+            hypothesis.maps.extend(self._log, row, generation.num_logged)
+        generation.num_logged = len(self._log)
 
     def _exchange(self, first: int, second: int) -> None:
         """Exchange two rows in prefill. States of a row that has read nothing are not copied."""
@@ -245,9 +244,9 @@ class Rows:
         self._owners[first], self._owners[second] = owners[1], owners[0]
 
     def _choose_outputs(self) -> None:
-        self._recording = [generation for generation in self._running if generation.records_maps]
-        self._may_record_later = all(generation.may_record_later for generation in self._recording)
-        if not self._recording:
+        ended, self.recording = self.recording, [one for one in self._running if one.records_maps]
+        self._may_record_later = all(generation.may_record_later for generation in self.recording)
+        if ended and not self.recording:
             self._log.clear()
         requested = TOP_OUTPUTS.union(*(generation.outputs for generation in self._running))
         self._outputs = tuple(name for name in self._runner.manifest.decoder_graph.outputs if name in requested)

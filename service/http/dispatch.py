@@ -335,7 +335,8 @@ class BodyResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, response = self.call, self.content
-        call.release_sequences()  # before the client can send its next call to another worker
+        if call.grant is not None:
+            call.release_sequences()  # before the client can send its next call to another worker
         if not isinstance(response, Raw):
             response = Raw(orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY), JSON)
         call.observe_latency()

@@ -20,6 +20,8 @@ from sightline.service.runtime.provider import run_options
 from sightline.service.runtime.runner import BLOCK_TOKENS, Array, Int32, Int64, group_states
 from sightline.service.runtime.state_memory import PagedArray, prefix_block_bytes, row_bytes
 
+# Name of an axis that has the length of the longest source; that of recurrent models is padded.
+LONGEST_SOURCE = "longest_cross_attention"
 _DTYPES: dict[str, type[Any]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -147,7 +149,7 @@ class OnnxRunner(SessionRunner):
         outputs = dict[str, PagedArray]()
         for node in self._decoder.get_outputs():
             shape = node.shape[1:]
-            if cross is not None and node.name in cross.outputs and isinstance(shape[-1], str):
+            if cross is not None and node.name in cross.outputs and shape[-1] == LONGEST_SOURCE:
                 shape[-1] = self._sizes["source"]
             if node.name not in states and all(isinstance(axis, int) for axis in shape):
                 outputs[node.name] = PagedArray((1, self.max_rows, *shape), _DTYPES[node.type])
