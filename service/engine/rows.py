@@ -205,7 +205,7 @@ class Rows:
             column[target] = column[source]
         owner = self._owners[target] = self._owners[source]
         if owner in self.recording:  # not a request in prefill, whose row others had before
-            self.record(cast(Generation, owner))
+            self.record(owner)
         owner.rows[owner.rows.index(source)] = target
 
     def log_maps(self, rows: range, outputs: Mapping[str, Array]) -> None:
