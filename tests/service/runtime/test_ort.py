@@ -176,8 +176,10 @@ def test_maps_of_the_source_are_as_wide_as_the_longest_source(bundle: Path) -> N
     def maps_of(rows: slice) -> NDArray[np.float32]:
         ids, ages = np.full(len(lengths[rows]), 7, np.int64), np.zeros(len(lengths[rows]), np.int32)
         outputs = runner.step(ids, ages, lengths[rows], ("cross_attention", "top_ids"), first=rows.start)
+        addresses.setdefault(rows.stop - rows.start, set()).add(outputs["cross_attention"].ctypes.data)
         return outputs["cross_attention"].copy()
 
+    addresses: dict[int, set[int]] = {}
     for _ in range(2):
         together = maps_of(slice(0, 3))
         alone = [maps_of(slice(row, row + 1)) for row in range(3)]
@@ -186,3 +188,4 @@ def test_maps_of_the_source_are_as_wide_as_the_longest_source(bundle: Path) -> N
             np.testing.assert_allclose(together[row, ..., : lengths[row]], array[0], atol=1e-6)
             np.testing.assert_allclose(array.sum(axis=-1), 1, atol=1e-5)
         lengths[:] = [3, 5, 2]  # the longest one hides a token
+    assert len(addresses[3]) == 1
