@@ -144,12 +144,12 @@ class StepLog:
         return len(self._steps)
 
     def append(self, rows: range, outputs: Mapping[str, Array]) -> bool:
-        """Append the maps of a step, and return False if the log is full."""
+        """Append the maps of a step, and return True if the log is full."""
         maps = {name: outputs[name].copy() for name in self._outputs if name in outputs}
         if not self._steps:
             self._step_bytes = sum(array.nbytes for array in maps.values())
         self._steps.append((rows, maps))
-        return len(self._steps) * self._step_bytes < LOGGED_BYTES
+        return len(self._steps) * self._step_bytes >= LOGGED_BYTES
 
     def steps_of(self, row: int, first: int, kind: str) -> list[tuple[Maps, int]]:
         """Return maps (B, H, L, columns) since step `first`, each with the index of a row."""

@@ -46,7 +46,7 @@ class Rows:
         self._source_lengths = np.zeros(runner.max_rows, np.int32)  # without hidden source tokens
         self._whole = np.zeros(runner.max_rows, np.bool_)  # rows that need scores of the whole vocabulary
         self.recording: list[Generation] = []  # running generations that record attention maps
-        self._may_record_later = True  # all of them can wait
+        self._recording_now: list[Generation] = []  # those of them that cannot wait
         self._log = StepLog({maps.kind: maps.outputs for maps in runner.manifest.attention})
         self._outputs: tuple[str, ...] = ()  # outputs of the next step that the generations need
 
@@ -210,14 +210,15 @@ class Rows:
 
     def log_maps(self, rows: range, outputs: Mapping[str, Array]) -> None:
         """Keep the maps of a step for the generations that record them."""
-        if self._log.append(rows, outputs) and self._may_record_later:
-            return
-        for generation in self.recording:
+        is_full = self._log.append(rows, outputs)
+        for generation in self.recording if is_full else self._recording_now:
             if generation.rows[0] in rows:
                 generation.charge_step()
             self.record(generation)
-            generation.num_logged = 0
-        self._log.clear()
+        if is_full:
+            self._log.clear()
+            for generation in self.recording:
+                generation.num_logged = 0
 
     def record(self, generation: Generation) -> None:
         """Move the logged maps of a generation to its recorders."""
@@ -245,7 +246,7 @@ class Rows:
 
     def _choose_outputs(self) -> None:
         ended, self.recording = self.recording, [one for one in self._running if one.records_maps]
-        self._may_record_later = all(generation.may_record_later for generation in self.recording)
+        self._recording_now = [generation for generation in self.recording if not generation.may_record_later]
         if ended and not self.recording:
             self._log.clear()
         requested = TOP_OUTPUTS.union(*(generation.outputs for generation in self._running))
