@@ -33,22 +33,10 @@ def add_content(
 
     builder, siblings = TextBuilder(collapses=collapses), _with_pairs(nodes)
 
-    def add_element(element: Any) -> None:
-        text = stands_for(element)
-        if text is not None:
-            builder.point(element, SPACE.sub(" ", text) if text.strip() and collapses else text)
-            return
-        builder.open(element)
-        builder.add(element.text or "")
-        for child in list(element) if element.tag == PAIR else _with_pairs(element):
-            add_element(child)
-            builder.add(child.tail or "")
-        builder.close()
-
     first = (parent.text if after is None else after.tail) or ""
     builder.add(first)
     for node in siblings:
-        add_element(node)
+        _add_element(builder, node, stands_for)
         builder.add(node.tail or "")
     text = builder.finish()
     last = (siblings[-1].tail or "") if siblings else first
@@ -72,6 +60,19 @@ def add_content(
         texts.add(text, write, builder.things)
     else:
         separate()
+
+
+def _add_element(builder: TextBuilder, element: Any, stands_for: StandsFor) -> None:
+    text = stands_for(element)
+    if text is not None:
+        builder.point(element, SPACE.sub(" ", text) if text.strip() and builder.collapses else text)
+        return
+    builder.open(element)
+    builder.add(element.text or "")
+    for child in list(element) if element.tag == PAIR else _with_pairs(element):
+        _add_element(builder, child, stands_for)
+        builder.add(child.tail or "")
+    builder.close()
 
 
 def _with_pairs(nodes: Sequence[Any]) -> list[Any]:

@@ -4,7 +4,7 @@ A format turns each of its paragraphs into a `MarkedText`, and writes the `Trans
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -81,7 +81,12 @@ class Texts:
         self._writers.append(writer)
 
     def apply(self, translations: Sequence[TranslatedText]) -> None:
-        for writer, translation in zip(self._writers, translations, strict=True):
+        """Write the translations; called once.
+
+        The document, which its writers refer to, is freed with its last reference.
+        """
+        writers, self._writers = self._writers, []
+        for writer, translation in zip(writers, translations, strict=True):
             writer(translation)
 
 
@@ -90,14 +95,14 @@ class TextBuilder:
 
     def __init__(self, *, collapses: bool = False) -> None:
         """Begin a text, in which whitespace is one space if it `collapses`."""
-        self._collapses = collapses
+        self.collapses = collapses
         self._text = ""
         self._marks: list[Mark] = []
         self._open: list[int] = []
         self.things: list[Any] = []
 
     def add(self, text: str) -> None:
-        if self._collapses:
+        if self.collapses:
             text = SPACE.sub(" ", text)
             last = len(self._marks) - 1
             is_after_point = last >= 0 and last not in self._open and self._marks[last].start == len(self._text)
@@ -128,7 +133,7 @@ class TextBuilder:
     def finish(self) -> MarkedText:
         """Return the text; one that collapses has no space at its end, unless before a point."""
         last = max((mark.start for mark in self._marks if mark.start == mark.end), default=0)
-        text = self._text[:last] + self._text[last:].rstrip(" ") if self._collapses else self._text
+        text = self._text[:last] + self._text[last:].rstrip(" ") if self.collapses else self._text
         marks = [replace(mark, start=min(mark.start, len(text)), end=min(mark.end, len(text))) for mark in self._marks]
         return MarkedText(text, marks)
 
@@ -160,42 +165,49 @@ def chained(first: TranslatedText, second: TranslatedText) -> TranslatedText:
     return TranslatedText(second.text, marks, findings=[*first.findings, *second.findings])
 
 
+_Children = Mapping[int | None, Sequence[PlacedMark]]  # by the index of their parent
+
+
+def _by_parent(marks: Sequence[Mark], placed: Sequence[PlacedMark]) -> _Children:
+    children: dict[int | None, list[PlacedMark]] = {}
+    for mark in placed:
+        children.setdefault(marks[mark.index].parent, []).append(mark)
+    return children
+
+
 def nodes_of(source: MarkedText, translation: TranslatedText) -> list[Node]:
     """Return a translation as texts and marks inside of each other."""
-    text, children = translation.text, dict[int | None, list[PlacedMark]]()
-    for mark in translation.marks:
-        children.setdefault(source.marks[mark.index].parent, []).append(mark)
+    text = translation.text
+    return _nodes_inside(None, 0, len(text), _by_parent(source.marks, translation.marks), source, text)
 
-    def inside(parent: int | None, position: int, end: int) -> list[Node]:
-        nodes: list[Node] = []
-        for mark in children.get(parent, ()):
-            own = source.marks[mark.index]
-            nodes.append(text[position : mark.start])
-            # A space that only separates a point from a word is not translated.
-            before, after = source.text[max(own.start - 1, 0) : own.start], source.text[own.end : own.end + 1]
-            is_spaced = own.start == own.end and before == " " and not after.isalnum()
-            if is_spaced and mark.start and not text[mark.start - 1].isspace():
-                nodes.append(" ")
-            nodes.append((mark.index, inside(mark.index, mark.start, mark.end)))
-            if is_spaced and after == " " and text[mark.end : mark.end + 1].isalnum():
-                nodes.append(" ")
-            position = mark.end
-        return [node for node in [*nodes, text[position:end]] if node]
 
-    return inside(None, 0, len(text))
+def _nodes_inside(
+    parent: int | None, position: int, end: int, children: _Children, source: MarkedText, text: str
+) -> list[Node]:
+    nodes: list[Node] = []
+    for mark in children.get(parent, ()):
+        own = source.marks[mark.index]
+        nodes.append(text[position : mark.start])
+        # A space that only separates a point from a word is not translated.
+        before, after = source.text[max(own.start - 1, 0) : own.start], source.text[own.end : own.end + 1]
+        is_spaced = own.start == own.end and before == " " and not after.isalnum()
+        if is_spaced and mark.start and not text[mark.start - 1].isspace():
+            nodes.append(" ")
+        nodes.append((mark.index, _nodes_inside(mark.index, mark.start, mark.end, children, source, text)))
+        if is_spaced and after == " " and text[mark.end : mark.end + 1].isalnum():
+            nodes.append(" ")
+        position = mark.end
+    return [node for node in [*nodes, text[position:end]] if node]
 
 
 def nested(marks: Sequence[Mark], placed: Sequence[PlacedMark], size: int) -> list[PlacedMark]:
     """Return placed marks in order, each inside of its parent and none over a part of another."""
-    children: dict[int | None, list[PlacedMark]] = {}
-    for mark in placed:
-        children.setdefault(marks[mark.index].parent, []).append(mark)
+    return list(_nested_inside(None, 0, size, _by_parent(marks, placed)))
 
-    def inside(parent: int | None, start: int, end: int) -> Iterator[PlacedMark]:
-        for child in sorted(children.get(parent, ()), key=lambda mark: (mark.start, mark.end, mark.index)):
-            first = min(max(child.start, start), end)
-            start = min(max(child.end, first), end)
-            yield replace(child, start=first, end=start)
-            yield from inside(child.index, first, start)
 
-    return list(inside(None, 0, size))
+def _nested_inside(parent: int | None, start: int, end: int, children: _Children) -> Iterator[PlacedMark]:
+    for child in sorted(children.get(parent, ()), key=lambda mark: (mark.start, mark.end, mark.index)):
+        first = min(max(child.start, start), end)
+        start = min(max(child.end, first), end)
+        yield replace(child, start=first, end=start)
+        yield from _nested_inside(child.index, first, start, children)

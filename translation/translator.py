@@ -25,16 +25,16 @@ async def translate_texts(
     If another model translates after this one, `writes_terms` is false: terms stay marked.
     """
     parts = await asyncio.to_thread(lambda: [_Text(text, engine, writes_terms) for text in texts])
-    waiting = [sentence for part in parts for sentence in part.sentences]
+    waiting = [(part, sentence) for part in parts for sentence in part.sentences]
     while waiting:
         results = await engine.translate(
-            [sentence.form.model_text for sentence in waiting], [sentence.is_aligned for sentence in waiting]
+            [sentence.form.model_text for _, sentence in waiting], [sentence.is_aligned for _, sentence in waiting]
         )
         incomplete = []
-        for sentence, result in zip(waiting, results, strict=True):
+        for (part, sentence), result in zip(waiting, results, strict=True):
             sentence.translated = result
             if not all(translated.is_complete for translated in result):
-                incomplete += sentence.divide()
+                incomplete += [(part, piece) for piece in part.divide(sentence)]
         waiting = incomplete
     return await asyncio.to_thread(lambda: [[part.joined(rank) for rank in range(part.num_ranks)] for part in parts])
 
@@ -45,7 +45,7 @@ class _Segment:
     def __init__(self, text: "_Text", start: int, end: int, marks: dict[int, Mark]) -> None:
         self.start, self.end = start, end
         self.translated: Sequence[Translated] = ()
-        self._text, self._marks = text, marks
+        self.marks_of_text = marks  # as they are there
         source = text.source.text[start:end]
         kept = [
             Kept(span.start - start, span.end - start, span.is_symbol) for span in kept_within(text.kept, start, end)
@@ -68,19 +68,6 @@ class _Segment:
         self.is_aligned = bool(self.form.kept) or any(
             mark.start > 0 or mark.end < end - start for marks in self.followed for mark in marks.values()
         )
-
-    def divide(self) -> "list[_Segment]":
-        """Divide a sentence whose translation is incomplete; return its parts, if there are any."""
-        text, kept = self._text.source.text, self._text.kept
-        if self.end - self.start < _LEAST_DIVIDED:
-            return []
-        spans = [span for span in divide(text, self.start, self.end, kept) if has_words(text, *span, kept)]
-        if not spans or spans == [(self.start, self.end)]:
-            return []
-        parts = self._text.segments(spans, self._marks)
-        place = self._text.sentences.index(self)
-        self._text.sentences[place : place + 1] = parts
-        return parts
 
     def aligned(self, rank: int) -> Aligned:
         """Return a translation with what is kept."""
@@ -115,6 +102,19 @@ class _Text:
                     if mark.start == mark.end:  # it is not in the next sentence, too
                         break
         return [_Segment(self, *span, own) for span, own in zip(spans, found, strict=True)]
+
+    def divide(self, sentence: _Segment) -> list[_Segment]:
+        """Divide a sentence whose translation is incomplete; return its parts, if there are any."""
+        text, kept, start, end = self.source.text, self.kept, sentence.start, sentence.end
+        if end - start < _LEAST_DIVIDED:
+            return []
+        spans = [span for span in divide(text, start, end, kept) if has_words(text, *span, kept)]
+        if not spans or spans == [(start, end)]:
+            return []
+        parts = self.segments(spans, sentence.marks_of_text)
+        place = self.sentences.index(sentence)
+        self.sentences[place : place + 1] = parts
+        return parts
 
     @property
     def num_ranks(self) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import re
+import weakref
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +33,11 @@ from tests.translation.fakes import FakeEngine, Order, reversed_order, same_orde
 def translate(name: str, data: bytes | str, order: Order = same_order, language: str = "de") -> bytes:
     document = read_document(name, data.encode() if isinstance(data, str) else data)
     results = asyncio.run(translate_texts(document.texts, FakeEngine(order)))
-    return document.write([best for best, *_ in results], language)
+    written = document.write([best for best, *_ in results], language)
+    read = weakref.ref(document)
+    del document
+    assert read() is None  # its memory does not wait for the garbage collector
+    return written
 
 
 def bytes_of(save: Callable[[io.BytesIO], None]) -> bytes:

@@ -271,17 +271,10 @@ class ChatFormatter:
         if len(stand_ins) < len(self._first):
             raise ChatTemplateError("it cannot format messages with all characters of Braille")
 
-        def hide(value: Any) -> Any:
-            if isinstance(value, str):
-                return self._hidden.sub(lambda match: stand_ins.get(match[0], match[0]), value)
-            if isinstance(value, Mapping):
-                return {key if key in self.template.fields else hide(key): hide(item) for key, item in value.items()}
-            return [hide(item) for item in value] if isinstance(value, list | tuple) else value
-
         def render(messages: Sequence[Mapping[str, Any]]) -> str:
             ends = {"reply": not dialogue.continues, "continues": dialogue.continues}
-            hidden = [{**hide(message), "role": message["role"]} for message in messages]
-            return self.template.render(hidden, tools=hide(dialogue.tools), **ends)
+            hidden = [{**self._hide(message, stand_ins), "role": message["role"]} for message in messages]
+            return self.template.render(hidden, tools=self._hide(dialogue.tools, stand_ins), **ends)
 
         try:
             text = render(dialogue.messages)
@@ -299,6 +292,17 @@ class ChatFormatter:
         parts = self._tokenizer.split_special(text)
         parts = [part.translate(shown) if isinstance(part, str) else part for part in parts]
         return Prompt(tuple(merge_parts(parts, self._tokenizer)))
+
+    def _hide(self, value: Any, stand_ins: Mapping[str, str]) -> Any:
+        """Replace the characters that names begin with in all texts of a value."""
+        if isinstance(value, str):
+            return self._hidden.sub(lambda match: stand_ins.get(match[0], match[0]), value)
+        if isinstance(value, Mapping):
+            return {
+                key if key in self.template.fields else self._hide(key, stand_ins): self._hide(item, stand_ins)
+                for key, item in value.items()
+            }
+        return [self._hide(item, stand_ins) for item in value] if isinstance(value, list | tuple) else value
 
 
 def without_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
