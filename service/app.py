@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -48,6 +49,7 @@ from sightline.service.tasks import (
 Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]
 END_STEP_TIMEOUT_S = 0.5  # time that a graph may take to end after its termination: that of one operator
 WATCH_INTERVAL_S = 1.0
+OBJECTS_PER_COLLECTION = 50_000  # new ones between two searches for garbage, of which calls leave none
 NATIVE = (
     generate,
     score,
@@ -160,6 +162,10 @@ async def _load_and_watch(
     worker.start()
     service.attach(backend)
     del backend  # a model that is unloaded must have no other reference
+    # The loaded objects stay until the end. Without this the garbage collector would walk all of
+    # them, for some ten milliseconds, in the middle of a request.
+    gc.freeze()
+    gc.set_threshold(OBJECTS_PER_COLLECTION)
     log_ready(service)
     if on_ready is not None:
         on_ready()

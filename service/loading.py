@@ -56,10 +56,6 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
-# New objects between two searches for garbage, on which no memory of the service depends.
-OBJECTS_PER_COLLECTION = 50_000
-
-
 class TokenizerCache:
     """Tokenizers by the SHA-256 of their file.
 
@@ -210,11 +206,7 @@ def load_bundles(
         else:
             loaded[result.model.name] = result
     logger.debug("loaded %d bundles in %.2f s", len(loaded), time.perf_counter() - started)
-    # The loaded objects stay until the end. Without this the garbage collector would walk all of
-    # them, for some ten milliseconds, in the middle of a request.
     gc.collect()
-    gc.freeze()
-    gc.set_threshold(OBJECTS_PER_COLLECTION)
     trim_heap()  # loading and the largest shapes took more memory than serving needs
     worker = Worker({name: model.engine for name, model in loaded.items()}, plan.activity)
     return Backend(loaded, max_rows, worker, repository, lazy=lazy)

@@ -1,6 +1,5 @@
 """Bundles in this process as the transport of a client: operations of the service, without HTTP."""
 
-import gc
 import json
 import secrets
 from collections.abc import AsyncGenerator, Iterator
@@ -35,7 +34,6 @@ class LocalTransport:
             self._service = open_service(make_settings({**NO_LIMITS, **folder, "threads": threads}, {}), bundle)
         except (BundleError, UsageError) as error:
             raise SightlineError(None, "cannot_load", str(error)) from error
-        gc.unfreeze()  # a service keeps its objects until its end, but this process has others
         self._is_started = False
 
     async def send(self, request: Request[T]) -> T:

@@ -1,6 +1,7 @@
 """The client for Python: a service and bundles in this process give equal results."""
 
 import asyncio
+import gc
 import inspect
 import json
 import subprocess
@@ -42,7 +43,9 @@ def connected(shipped: RunningServer) -> Iterator[sightline.Client]:
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[sightline.Client]:
+    thresholds, num_frozen = gc.get_threshold(), gc.get_freeze_count()
     with sightline.load("bundles") as client:
+        assert gc.get_threshold() == thresholds and gc.get_freeze_count() <= num_frozen
         yield client
 
 
