@@ -91,9 +91,13 @@ Setext head
 <p align="center">Html <b>text</b> here</p>
 
 <details>
+<summary>More <i>of it</i></summary>
 
 Hard break\\
 next line <kbd>Key</kbd> and ***both*** end &amp; more.
+
+</details>
+<p>After it</p>
 
 [name]: http://x
 
@@ -125,9 +129,13 @@ SETEXT HEAD
 <p align="center">HTML <b>TEXT</b> HERE</p>
 
 <details>
+<summary>MORE <i>OF IT</i></summary>
 
 HARD BREAK\\
 NEXT LINE <kbd>KEY</kbd> AND ***BOTH*** END &amp; MORE.
+
+</details>
+<p>AFTER IT</p>
 
 [name]: http://x
 

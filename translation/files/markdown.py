@@ -21,6 +21,7 @@ _FOOTNOTE = re.compile(r"(\[\^[^\]\s]+\])")
 _NOTE = re.compile(r"(?:\[\^[^\]\s]+\])?:\s+")  # the start of a footnote, or of the definition of a term
 _DIRECTIVE = re.compile(r":{3,}[^\n]*\s*")
 _LEAD = re.compile(rf"{_DIRECTIVE.pattern}|{_NOTE.pattern}|\[[ xX]\]\s|\[![A-Z]+\]\s*")  # also of tasks and alerts
+_END_TAGS = re.compile(r"(?:</[\w-]+>\s*)*")
 _BLOCK = re.compile(r"\A(\s*\d*)([-+*>.)]|#{1,6})(?=\s)")  # a paragraph that would begin another block
 _PREFIX = re.compile(r"[ \t>]*")
 _LINE_START = re.compile(r"(?:[ \t>]|[-*+](?=[ \t])|\d{1,9}[.)](?=[ \t])|#{1,6}(?=[ \t])|\|)*")
@@ -45,6 +46,10 @@ class Markdown(Replacements):
         parser.normalizeLink = parser.normalizeLinkText = str  # type: ignore[assignment, method-assign]
         parser.block.ruler.before("paragraph", "note", _begins_note, {"alt": ["paragraph"]})
         definitions: dict[str, Any] = {}
+
+        def in_file(text: str) -> str:
+            return text.replace("\n", self._newline)
+
         position = offset
         is_paragraph = False
         for block in parser.parse(text, definitions):
@@ -54,9 +59,11 @@ class Markdown(Replacements):
                 is_paragraph = block.type == "paragraph_open"
             start, line = starts[block.map[0]], lines[block.map[0]]
             if block.type == "html_block":
-                html = block.content.rstrip()
-                if self._text.startswith(html, start):
-                    self.add_markup(html, self.replace(start, start + len(html)))
+                # An empty line ends the block; its elements, such as `details`, begin or end in others.
+                html, before = block.content.rstrip(), _END_TAGS.match(block.content)[0]  # type: ignore[index]
+                if self._text.startswith(in_file(html), start):
+                    replace = self.replace(start + len(in_file(before)), start + len(in_file(html)), in_file)
+                    self.add_markup(html[len(before) :], replace, may_be_open=True)
             if block.type != "inline":
                 continue
             source, escaped = block.content, set[str]()

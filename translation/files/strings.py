@@ -13,6 +13,7 @@ from sightline.translation.markup import Markup, MarkupError, Tags
 
 # Numbers in place of names of tags, such as <0>.
 _NUMBERED, _NUMBER = re.compile(r"(</?)(?=\d+/?>)"), "sightline-number-"
+_ENDS = re.compile(r"(?:</[\w-]+>)*")
 _HAS_TAG = re.compile(r"</[A-Za-z]|<(?:br|hr|img|wbr)\b[^>]*>")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"(?=(\s*:)?)')
 _ANCHOR = re.compile(r"(?:[&!]\S*\s+)*")  # and tags
@@ -34,25 +35,32 @@ class Strings(Texts):
         if has_letter(string) and not self.add_markup(string, write, keeps_spaces=True):
             self.add(MarkedText(string), lambda result: write(result.text))
 
-    def add_markup(self, string: str, write: Callable[[str], None], *, keeps_spaces: bool = False) -> bool:
-        """Add the texts of HTML; return False if it is none, or is damaged."""
-        markup = _markup_of(_NUMBERED.sub(rf"\1{_NUMBER}", string), Tags("html", keeps_spaces=keeps_spaces))
-        if markup is None:
+    def add_markup(
+        self, string: str, write: Callable[[str], None], *, keeps_spaces: bool = False, may_be_open: bool = False
+    ) -> bool:
+        """Add the texts of HTML, of which end tags may be missing at the end if it `may_be_open`;
+        return False if it is none, or is damaged.
+        """
+        found = _markup_of(_NUMBERED.sub(rf"\1{_NUMBER}", string), Tags("html", keeps_spaces=keeps_spaces))
+        if found is None or (found[1] and not may_be_open):
             return False
+        markup, missing = found
         results: list[TranslatedText] = []
 
         def writer(result: TranslatedText) -> None:
             results.append(result)
             if len(results) == len(markup.texts):
-                write(markup.write(results, "").replace(_NUMBER, ""))
+                write(markup.write(results, "").replace(_NUMBER, "").removesuffix(missing))
 
         for text in markup.texts:
             self.add(text, writer)
         return True
 
 
-def _markup_of(string: str, tags: Tags) -> Markup | None:
-    """Return HTML that can be written again as it was, but for spaces; None for other strings."""
+def _markup_of(string: str, tags: Tags) -> tuple[Markup, str] | None:
+    """Return HTML that can be written again as it was, but for spaces, and the end tags that it
+    lacks at its end; None for other strings.
+    """
     if not _HAS_TAG.search(string):
         return None
     try:
@@ -61,7 +69,9 @@ def _markup_of(string: str, tags: Tags) -> Markup | None:
         written = Markup(string, tags).write(texts, "")
     except (MarkupError, ModuleNotFoundError):
         return None
-    return markup if SPACE.sub("", written) == SPACE.sub("", string) and markup.texts else None
+    given, written = SPACE.sub("", string), SPACE.sub("", written)
+    missing = written.removeprefix(given)
+    return (markup, missing) if markup.texts and written == given + missing and _ENDS.fullmatch(missing) else None
 
 
 class Replacements(Strings):
