@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import _TrustedHosts
 
 from sightline.base.threads import INTERRUPTIONS
-from sightline.service.api.endpoint import CALL, IN_QUERY, JSON, Endpoint, EventStream, Raw
+from sightline.service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
 from sightline.service.api_errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
 from sightline.service.http.access import authorize, authorize_by_field
 from sightline.service.http.compression import MIN_BYTES, accepts_gzip, compress
@@ -282,24 +282,21 @@ async def respond(endpoint: Endpoint, request: Request) -> Response:
     call.endpoint, call.error_format = endpoint, endpoint.error_format
     call.check_access(call, endpoint)
     service, arguments = call.service, dict[str, Any](request.scope["path_params"])
-    check_key = None
+    check_key, tail = None, b""
     if endpoint.key_field is not None and service.keys is not None and call.key is None:
         check_key = functools.partial(authorize_by_field, call, endpoint, service.keys)
     try:
         if endpoint.body_type is not None:
-            arguments["body"], call.tail = await _receive(call, endpoint, endpoint.body_type, check_key)
+            arguments["body"], tail = await _receive(call, endpoint, endpoint.body_type, check_key)
         if call.scope["query_string"] and not endpoint.ignores_query:
             call.check_query(endpoint)
     except ApiError as error:
         if check_key is not None and call.key is None and error.kind.status in (400, 415, 422):
             check_key({})  # strangers do not learn what is wrong with their requests
         raise
-    if "tail" in endpoint.takes:
-        arguments["tail"] = call.tail
-    for name in endpoint.takes & IN_QUERY:
-        arguments[name] = request.query_params.get(name)
-    if "headers" in endpoint.takes:
-        arguments["headers"] = call.headers
+    if endpoint.takes:
+        provided = {**request.query_params, "tail": tail, "headers": call.headers}
+        arguments |= {name: provided.get(name) for name in endpoint.takes}
     for check in endpoint.dependencies:
         await check(**{name: arguments.pop(name) for name in inspect.signature(check).parameters})
     response = await endpoint.handler(call, **arguments)

@@ -64,7 +64,6 @@ class HttpCall(Call):
         self.endpoint: Endpoint | None = None
         self.check_access: Callable[[HttpCall, Endpoint | None], None]  # set by `ErrorSender`
         self.error_format: ErrorFormat = NATIVE_ERRORS
-        self.tail = b""  # bytes of the body after its JSON
         self.status: int | None = None  # status of the response once it has started
         self.code: str | None = None  # error code if the call failed
         self.span: Span | None = None  # of a call that is traced, once its response has started
@@ -79,11 +78,6 @@ class HttpCall(Call):
                 if name == "model" and endpoint.body_type is not None:
                     message = "The endpoint does not read the model from the query of its URL; name it in the body."
                 raise ApiError("invalid_parameter", message, path=f"?{name}")
-
-    @property
-    def model_in_query(self) -> str | None:
-        """Model that the query names."""
-        return QueryParams(self.scope["query_string"]).get("model")
 
     async def send(self, message: Message) -> None:
         """Send a part of the response, with the request id in its head."""
