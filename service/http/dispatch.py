@@ -310,7 +310,7 @@ async def _receive(
     service = call.service
     if service.unavailable_code is not None:
         raise ApiError(service.unavailable_code)
-    if call.key is not None and call.key.quota is not None:
+    if call.key is not None:
         await call.begin_quota()
     if call.exchange is not None:
         call.exchange.on_lost = call.on_client_gone
