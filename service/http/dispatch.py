@@ -213,8 +213,10 @@ class ErrorSender:
         if endpoint is not None:
             if endpoint.path not in POLLED_ROUTES and not self._hosts.allow(call.headers.get(b"host")):
                 raise ApiError("misdirected_request")
-            if self._admin_port is not None and not endpoint.is_open:
-                check_port(call.scope, endpoint, self._admin_port)
+            server = call.scope.get("server")
+            is_admin = server is not None and server[1] == self._admin_port
+            if self._admin_port is not None and not endpoint.is_open and is_admin != (endpoint.role == "admin"):
+                raise ApiError("not_found", "The service has this route on its other port (SIGHTLINE_ADMIN_ADDRESS).")
         if self._service.keys is not None:
             authorize(call, endpoint, self._service.keys)
 
@@ -407,13 +409,6 @@ async def _send_error(call: HttpCall, send: Send, error: ApiError) -> None:
     headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": call.error_format.status(error.code), "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def check_port(scope: Scope, endpoint: Endpoint, admin_port: int) -> None:
-    """Check that an endpoint is served on the port of a connection, or raise `not_found`."""
-    is_admin = scope["server"] is not None and scope["server"][1] == admin_port
-    if is_admin != (endpoint.role == "admin"):
-        raise ApiError("not_found", "The service has this route on its other port (SIGHTLINE_ADMIN_ADDRESS).")
 
 
 def requested_timeout_s(call: HttpCall) -> float:
