@@ -32,7 +32,7 @@ from sightline.service.api.endpoint import CALL, JSON, Endpoint, EventStream, Ra
 from sightline.service.api_errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
 from sightline.service.http.access import authorize, authorize_by_field
 from sightline.service.http.compression import MIN_BYTES, accepts_gzip, compress
-from sightline.service.http.hosts import AllowedHosts
+from sightline.service.http.hosts import host_check
 from sightline.service.http.http_call import NO_ROUTE, POLLED_ROUTES, CheckFields, HttpCall, receive_body
 from sightline.service.http.incoming import EXCHANGE
 from sightline.service.http.openapi import KEY_SCHEMES, RESPONSE_HEADERS, declared_errors, declared_request, schema_of
@@ -181,7 +181,7 @@ class ErrorSender:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._hosts = AllowedHosts(service.settings.allowed_host_names)
+        self._allows_host = host_check(service.settings.allowed_host_names)
         self._admin_port = service.settings.admin_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -211,7 +211,7 @@ class ErrorSender:
     def _check_access(self, call: HttpCall, endpoint: Endpoint | None) -> None:
         """Check the host, the port and the API key of a call; see `authorize`."""
         if endpoint is not None:
-            if endpoint.path not in POLLED_ROUTES and not self._hosts.allow(call.headers.get(b"host")):
+            if endpoint.path not in POLLED_ROUTES and not self._allows_host(call.headers.get(b"host")):
                 raise ApiError("misdirected_request")
             server = call.scope.get("server")
             is_admin = server is not None and server[1] == self._admin_port
