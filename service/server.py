@@ -88,8 +88,7 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        port: int = self.servers[0].sockets[0].getsockname()[1]
-        return port
+        return int(self.servers[0].sockets[0].getsockname()[1])
 
     def run_to_exit(self) -> NoReturn:
         """Serve until the server ends, then exit the process."""

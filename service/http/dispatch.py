@@ -385,10 +385,7 @@ class EventsResponse(Response):
         except ApiError as error:
             call.fail(error)
             last = chunk + encoder.error(call.error_body(error))
-        except ClientGoneError:
-            call.code = CLIENT_GONE
-            return
-        except INTERRUPTIONS:
+        except (ClientGoneError, *INTERRUPTIONS):
             raise
         except BaseException:
             logger.exception("a stream failed", extra={"fields": {"request_id": call.request_id}})

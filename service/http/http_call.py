@@ -51,13 +51,11 @@ class HttpCall(Call):
         # If a header is repeated, the first value wins.
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         own_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        is_usable = own_id and REQUEST_ID.fullmatch(own_id)
         # `secrets` would release the interpreter lock, and then wait for it.
-        super().__init__(service, own_id if is_usable else f"{random.getrandbits(96):024x}")
+        super().__init__(service, own_id if REQUEST_ID.fullmatch(own_id) else f"{random.getrandbits(96):024x}")
         self.scope = scope
         if scope.get("client"):
-            address = scope["client"][0]
-            self.address = network_of(address) if ":" in address else address
+            self.address = network_of(scope["client"][0])
         self.receive = receive  # `exchange.rejection` tells if the connection has rejected the body
         self._send = send
         self.exchange: Exchange | None = scope.get(EXCHANGE)  # absent in tests without a connection
