@@ -221,16 +221,14 @@ LARGEST = frozenset(
     )
 )
 # Settings that the workers share out among them: the values of their gauges add up.
-SHARED_SETTINGS = frozenset(
-    (
-        "max_rows",
-        "max_state_bytes",
-        "max_prefix_cache_bytes",
-        "max_response_bytes",
-        "max_waiting_sequences",
-        "max_waiting_bytes",
-        "max_waiting_tokens",
-    )
+SHARED_SETTINGS = (
+    "max_rows",
+    "max_state_bytes",
+    "max_prefix_cache_bytes",
+    "max_response_bytes",
+    "max_waiting_sequences",
+    "max_waiting_bytes",
+    "max_waiting_tokens",
 )
 
 
@@ -341,7 +339,10 @@ class ModelMetrics(EngineObserver):
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
-        self._of = cache(self._series_of)  # creates the series when they are used
+        # Returns the series of a counter or a histogram, which is created when it is used.
+        self._of: Callable[[str], Any] = cache(
+            lambda name: (metrics.counters.get(name) or metrics.histograms[name]).labels(model)
+        )
         self._reads: Mapping[str, Callable[[], float]] = {}  # functions of the gauges
         self._is_used = False
 
@@ -356,11 +357,6 @@ class ModelMetrics(EngineObserver):
 
     def observe(self, name: str, value: float) -> None:
         self._of(name).observe(value)
-
-    def _series_of(self, name: str) -> Any:
-        """Return the series of a counter or a histogram."""
-        metrics = self._metrics
-        return (metrics.counters.get(name) or metrics.histograms[name]).labels(self._model)
 
     def _connect_gauges(self) -> None:
         if self._is_used:

@@ -40,8 +40,6 @@ TypeInQuery = Annotated[str | None, Query(description="`source` (default) or `ta
 LanguageInQuery = Annotated[str | None, Query(description="Code of the language.")]
 PathModel = Annotated[str, described("Name of the model.")]
 
-# An endpoint that needs a key, once there are keys, can also answer with this.
-ACCESS_ERRORS: tuple[ErrorCode, ...] = ("unauthorized",)
 # An endpoint that needs the models to be ready can also answer with these,
 UNAVAILABLE_ERRORS: tuple[ErrorCode, ...] = ("loading", "draining", "engine_dead")
 # and one that reads a body with these.
