@@ -54,7 +54,7 @@ def main(
         settings, options = make_settings(flags), check(RayOptions, given_flags(RayOptions, flags))
         if not options.ray and (options.address or options.metrics_targets):
             raise UsageError("--address and --metrics-targets need --ray")
-        check_one_runtime(installed_runtimes())
+        check_one_runtime([name for name in RUNTIMES if any(distributions(name=name))])
         check_settings(settings)
     except (CommandError, UsageError) as error:
         return fail(f"{error}; starting again will not help until this is fixed", EXIT_USAGE)
@@ -93,10 +93,6 @@ def check_one_runtime(installed: Sequence[str]) -> None:
         )
     if not installed:
         raise UsageError("no ONNX Runtime is installed; install the extra 'cpu' or the extra 'gpu'")
-
-
-def installed_runtimes() -> list[str]:
-    return [name for name in RUNTIMES if any(distributions(name=name))]
 
 
 if __name__ == "__main__":

@@ -216,13 +216,8 @@ def log_ready(service: Service) -> None:
     lazy = [name for name in service.models if name not in loaded]
     width = max(map(len, loaded), default=0)
     for model in loaded.values():
-        fields = {
-            "model": model.name,
-            "provider": model.provider,
-            "threads": model.threads,
-            "threads_alone": model.threads_alone,
-            "max_rows": model.max_rows,
-        }
+        names = ("provider", "threads", "threads_alone", "max_rows")
+        fields = {"model": model.name, **{name: getattr(model, name) for name in names}}
         logger.info("ready", extra={"fields": fields, "text": _ready_text(model, width)})
     settings, resident = service.settings, resident_bytes()
     failed = f"; {len(service.failed_models)} failed to load" if service.failed_models else ""

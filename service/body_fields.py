@@ -94,15 +94,11 @@ class Texts:
     is_list: bool = True  # False for one text that is not in a list
     indices: tuple[int, ...] | None = None  # in the request, if some were left out
     second_texts: tuple[str | None, ...] | None = None  # of inputs that are pairs of texts
-    are_prompts: bool = False  # names of special tokens stand for them
+    are_prompts: bool = False  # raw prompts, in which names of special tokens stand for them
 
     @classmethod
     def one(cls, text: str) -> "Texts":
         return cls((text,), is_list=False)
-
-    def as_prompts(self) -> "Texts":
-        """Return the texts as raw prompts, in which names of special tokens stand for them."""
-        return replace(self, are_prompts=True)
 
     def index(self, position: int) -> int | None:
         """Return the index of a text for an error; None for a text that is not in a list."""

@@ -30,20 +30,20 @@ IN_PLACE = (errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)
 logger = logging.getLogger(__name__)
 
 
-class Quota(BaseModel):
-    """Limits of the use of one key; None for no limit."""
-
+class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Quota(_Strict):
+    """Limits of the use of one key; None for no limit."""
 
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None  # of inputs and outputs together
     concurrent_sequences: Annotated[int, Field(ge=1)] | None = None  # in progress at the same time
 
 
-class Key(BaseModel):
+class Key(_Strict):
     """A key as the file has it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     label: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     role: Role = "use"
@@ -51,9 +51,7 @@ class Key(BaseModel):
     quota: Quota | None = None
 
 
-class _KeyFile(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _KeyFile(_Strict):
     keys: tuple[Any, ...] = ()
 
 

@@ -147,13 +147,10 @@ class QueuedHandler(logging.Handler):
         return self._num_rejected + self._num_failed
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            if self._waiting.qsize() < MAX_WAITING_LINES:
-                self._waiting.put(record)
-            else:
-                self._num_rejected += 1
-        except Exception:
-            self.handleError(record)
+        if self._waiting.qsize() < MAX_WAITING_LINES:
+            self._waiting.put(record)
+        else:
+            self._num_rejected += 1
 
     def flush(self) -> None:
         """Wait until all lines so far are written, at most `FLUSH_S` seconds.

@@ -57,6 +57,17 @@ MODEL_GAUGES: Mapping[str, str] = {
     "model_prefix_cache_bytes": "Size of the states in the prefix cache in bytes.",
 }
 
+# Counters of each model with their descriptions.
+MODEL_COUNTERS: Mapping[str, str] = {
+    "prompt_tokens": "Number of source tokens of finished sequences, special tokens included.",
+    "generation_tokens": "Number of generated tokens in the returned outputs of finished sequences.",
+    "prefix_cache_queries": "Number of prompt tokens that were looked up in the prefix cache.",
+    "prefix_cache_hits": "Number of prompt tokens whose states came from the prefix cache.",
+    "texts_checked": "Number of texts whose coverage of their source was computed.",
+    "texts_with_omissions": "Number of these texts that omit words of their source.",
+    "model_reloads": "Number of times that a model was loaded again because a step of it did not end.",
+}
+
 # Gauges of each process with their descriptions.
 PROCESS_GAUGES: Mapping[str, str] = {
     "connections": "Number of open connections.",
@@ -71,6 +82,27 @@ MINUTES = (60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, *MINUTES)
 QUEUE_SECONDS = (0.1, 1.0, 5.0, *MINUTES)
 TOKEN_SECONDS = (0.005, 0.025, 0.1, 1.0, 10.0, *MINUTES)
+# Histograms of each model with descriptions and bounds, and summaries, which have no buckets. There
+# are few buckets, because each model has all of them.
+MODEL_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("Time from arrival to the first token of streamed sequences in seconds.", SECONDS),
+    "inter_token_latency_seconds": ("Time between two tokens of a streamed sequence in seconds.", TOKEN_SECONDS),
+    "e2e_request_latency_seconds": (
+        "Time from arrival to the end of the response of successful calls in seconds.",
+        SECONDS,
+    ),
+    "request_queue_time_seconds": ("Time that a sequence waited in the queue in seconds.", QUEUE_SECONDS),
+}
+MODEL_SUMMARIES: Mapping[str, str] = {
+    "request_prefill_time_seconds": "Time from the start of its encoder run or prefill until a sequence can be "
+    "decoded, in seconds.",
+    "request_decode_time_seconds": "Time that a sequence spent in the decoder in seconds.",
+    "engine_step_seconds": "Duration of one decoder step of the batch in seconds.",
+    "batch_size_rows": "Number of sequences in a decoder step; a beam search counts once for each beam.",
+    "encoder_batch_size": "Number of sequences in an encoder batch, or with a common prompt.",
+    "encoder_batch_seconds": "Duration of an encoder batch, or of reading a prompt, in seconds.",
+    "batch_padding_ratio": "Fraction of padding in an encoder batch.",
+}
 STARTED = ("prompt_tokens", "generation_tokens", "model_reloads")  # counters that begin at 0 with a model's first use
 
 
@@ -89,58 +121,16 @@ class Metrics:
         # call uses have no series.
         self.for_model: Callable[[str], ModelMetrics] = cache(partial(ModelMetrics, self))
         self.gauges = {name: self._gauge(name, text) for name, text in MODEL_GAUGES.items()}
-        self.counters = {
-            name: self._counter(name, text)
-            for name, text in (
-                ("prompt_tokens", "Number of source tokens of finished sequences, special tokens included."),
-                ("generation_tokens", "Number of generated tokens in the returned outputs of finished sequences."),
-                ("prefix_cache_queries", "Number of prompt tokens that were looked up in the prefix cache."),
-                ("prefix_cache_hits", "Number of prompt tokens whose states came from the prefix cache."),
-                ("texts_checked", "Number of texts whose coverage of their source was computed."),
-                ("texts_with_omissions", "Number of these texts that omit words of their source."),
-                ("model_reloads", "Number of times that a model was loaded again because a step of it did not end."),
-            )
-        }
+        self.counters = {name: self._counter(name, text) for name, text in MODEL_COUNTERS.items()}
         self.success = self._counter(
             "request_success", "Number of finished sequences by finish reason.", MODEL, "finished_reason"
         )
-        # They have few buckets, or only a sum and a count, because each model has all of them.
         self.histograms: dict[str, Histogram | Summary] = {
             name: Histogram(PREFIX + name, text, (MODEL,), registry=self.registry, buckets=_buckets(bounds, timeout_s))
-            for name, text, bounds in (
-                (
-                    "time_to_first_token_seconds",
-                    "Time from arrival to the first token of streamed sequences in seconds.",
-                    SECONDS,
-                ),
-                (
-                    "inter_token_latency_seconds",
-                    "Time between two tokens of a streamed sequence in seconds.",
-                    TOKEN_SECONDS,
-                ),
-                (
-                    "e2e_request_latency_seconds",
-                    "Time from arrival to the end of the response of successful calls in seconds.",
-                    SECONDS,
-                ),
-                ("request_queue_time_seconds", "Time that a sequence waited in the queue in seconds.", QUEUE_SECONDS),
-            )
+            for name, (text, bounds) in MODEL_HISTOGRAMS.items()
         }
-        self.histograms |= {
-            name: Summary(PREFIX + name, text, (MODEL,), registry=self.registry)
-            for name, text in (
-                (
-                    "request_prefill_time_seconds",
-                    "Time from the start of its encoder run or prefill until a sequence can be decoded, in seconds.",
-                ),
-                ("request_decode_time_seconds", "Time that a sequence spent in the decoder in seconds."),
-                ("engine_step_seconds", "Duration of one decoder step of the batch in seconds."),
-                ("batch_size_rows", "Number of sequences in a decoder step; a beam search counts once for each beam."),
-                ("encoder_batch_size", "Number of sequences in an encoder batch, or with a common prompt."),
-                ("encoder_batch_seconds", "Duration of an encoder batch, or of reading a prompt, in seconds."),
-                ("batch_padding_ratio", "Fraction of padding in an encoder batch."),
-            )
-        }
+        for name, text in MODEL_SUMMARIES.items():
+            self.histograms[name] = Summary(PREFIX + name, text, (MODEL,), registry=self.registry)
         self._failure = self._counter(
             "request_failure", "Number of failed and rejected calls by error code.", "code", MODEL
         )
@@ -231,16 +221,14 @@ LARGEST = frozenset(
     )
 )
 # Settings that the workers share out among them: the values of their gauges add up.
-SHARED_SETTINGS = frozenset(
-    (
-        "max_rows",
-        "max_state_bytes",
-        "max_prefix_cache_bytes",
-        "max_response_bytes",
-        "max_waiting_sequences",
-        "max_waiting_bytes",
-        "max_waiting_tokens",
-    )
+SHARED_SETTINGS = (
+    "max_rows",
+    "max_state_bytes",
+    "max_prefix_cache_bytes",
+    "max_response_bytes",
+    "max_waiting_sequences",
+    "max_waiting_bytes",
+    "max_waiting_tokens",
 )
 
 
@@ -351,7 +339,10 @@ class ModelMetrics(EngineObserver):
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
-        self._of = cache(self._series_of)  # creates the series when they are used
+        # Returns the series of a counter or a histogram, which is created when it is used.
+        self._of: Callable[[str], Any] = cache(
+            lambda name: (metrics.counters.get(name) or metrics.histograms[name]).labels(model)
+        )
         self._reads: Mapping[str, Callable[[], float]] = {}  # functions of the gauges
         self._is_used = False
 
@@ -366,11 +357,6 @@ class ModelMetrics(EngineObserver):
 
     def observe(self, name: str, value: float) -> None:
         self._of(name).observe(value)
-
-    def _series_of(self, name: str) -> Any:
-        """Return the series of a counter or a histogram."""
-        metrics = self._metrics
-        return (metrics.counters.get(name) or metrics.histograms[name]).labels(self._model)
 
     def _connect_gauges(self) -> None:
         if self._is_used:

@@ -316,12 +316,6 @@ class TextParameters(RequestBody):
             return max(DEFAULT_NEW_TOKENS, self.min_new_tokens)
         return self.max_new_tokens
 
-    @property
-    def token_ids(self) -> list[tuple[str, int, int]]:
-        """Tokens that must be in the model's vocabulary, as (parameter, index in it, token id)."""
-        suppressed = [("suppress_tokens", index, token_id) for index, token_id in enumerate(self.suppress_tokens)]
-        return suppressed + [("logit_bias", token_id, token_id) for token_id, _ in self.logit_bias or ()]
-
 
 ConfirmOmissions = Annotated[
     bool,

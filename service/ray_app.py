@@ -89,14 +89,10 @@ class ReplicaApp:
         self._server = ReplicaServer(self._app, settings)
 
     @property
-    def service(self) -> Service:
-        service: Service = self._app.state.service
-        return service
-
-    @property
     def num_sequences(self) -> int:
         """Number of waiting and running sequences."""
-        engines = [model.loaded.engine for model in self.service.models.values() if model.loaded is not None]
+        service: Service = self._app.state.service
+        engines = [model.loaded.engine for model in service.models.values() if model.loaded is not None]
         return sum(engine.num_waiting + engine.num_running for engine in engines)
 
     def _end(self, exit_code: int) -> None:

@@ -88,8 +88,7 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        port: int = self.servers[0].sockets[0].getsockname()[1]
-        return port
+        return int(self.servers[0].sockets[0].getsockname()[1])
 
     def run_to_exit(self) -> NoReturn:
         """Serve until the server ends, then exit the process."""
@@ -173,8 +172,8 @@ async def bind(settings: Settings) -> list[socket.socket]:
             for listener in sockets:
                 listener.close()
             names = env_name("admin_address") if number else f"{env_name('host')} and {env_name('port')}"
-            reason = (getattr(error, "strerror", None) or str(error)).rpartition("): ")[2].lower()
-            raise OSError(f"the service cannot listen on {host!r}, port {port} ({names}): {reason}") from None
+            reason = (getattr(error, "strerror", None) or str(error)).rpartition("): ")[2].partition(" (while ")[0]
+            raise OSError(f"the service cannot listen on {host!r}, port {port} ({names}): {reason.lower()}") from None
     return sockets
 
 
@@ -187,20 +186,9 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
 
 def _bind_both(port: int) -> list[socket.socket]:
     """Return a socket for all addresses, of IPv6 and IPv4, or of IPv4 alone if there is no IPv6."""
-    try:
-        listener = socket.socket(socket.AF_INET6)
-        address: tuple[str, int] = ("::", port)
-    except OSError:
-        listener, address = socket.socket(), ("", port)
-    else:
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return [listener]
+    if socket.has_dualstack_ipv6():
+        return [socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)]
+    return [socket.create_server(("", port))]
 
 
 def url_of(host: str, port: int) -> str:

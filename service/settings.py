@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -50,11 +50,6 @@ NO_LIMITS: Mapping[str, float] = {
 ORIGIN = re.compile(
     r"null|(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.ASCII
 )
-
-
-def _derived(compute: Callable[[dict[str, Any]], int]) -> Any:
-    """Return the field of a limit that is computed from the fields before it."""
-    return Field(default_factory=compute)
 
 
 def _memory(values: Mapping[str, Any]) -> int:
@@ -183,13 +178,15 @@ class Settings(Options):
     only: tuple[str, ...] = ()  # subfolders of `bundles` to load at start; all if empty
     load_timeout_s: float = 600.0  # of each of the two stages of the load of a bundle
     max_batch_tokens: int = 1024  # of an encoder batch, padding included
-    max_waiting_bytes: int = _derived(lambda values: max(16 << 20, values["max_body_bytes"]))
-    max_waiting_tokens: int = _derived(lambda values: TOKENS_PER_SEQUENCE * values["max_waiting_sequences"])
-    max_connections_per_address: int = _derived(lambda values: -(-values["max_connections"] // 2))
-    max_state_bytes: int = _derived(lambda values: _memory(values) // 2)
-    max_response_bytes: int = _derived(lambda values: min(max(_memory(values) // 8, 32 << 20), 1 << 30))
-    max_prefix_cache_bytes: int = _derived(
-        lambda values: min(_memory(values) // 8, 1 << 30) if values["prefix_cache"] else 0
+    max_waiting_bytes: int = Field(default_factory=lambda values: max(16 << 20, values["max_body_bytes"]))
+    max_waiting_tokens: int = Field(
+        default_factory=lambda values: TOKENS_PER_SEQUENCE * values["max_waiting_sequences"]
+    )
+    max_connections_per_address: int = Field(default_factory=lambda values: -(-values["max_connections"] // 2))
+    max_state_bytes: int = Field(default_factory=lambda values: _memory(values) // 2)
+    max_response_bytes: int = Field(default_factory=lambda values: min(max(_memory(values) // 8, 32 << 20), 1 << 30))
+    max_prefix_cache_bytes: int = Field(
+        default_factory=lambda values: min(_memory(values) // 8, 1 << 30) if values["prefix_cache"] else 0
     )
 
     @property
@@ -232,7 +229,7 @@ class Settings(Options):
 
     @property
     def allowed_host_names(self) -> tuple[str, ...]:
-        """Names and patterns for `AllowedHosts`; none for any host."""
+        """Names and patterns for `host_check`; none for any host."""
         if self.allowed_hosts is not None:
             return tuple(name.lower() for name in _split(self.allowed_hosts))
         return ("localhost",) if is_loopback(self.host) else ("*",)

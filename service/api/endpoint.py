@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import orjson
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Path, Query
 from pydantic import BaseModel, Field
 
 from sightline.service.api_errors import ERRORS, ApiError, ErrorCode, ErrorType, complete_message
@@ -24,33 +24,22 @@ IN_QUERY = {"model", "type", "source_lang", "target_lang"}  # parameters that an
 CALL = "sightline.call"  # key of the call in the ASGI scope
 
 
-def _attribute_of_call(name: str) -> Any:
-    async def attribute(request: Request) -> Any:
-        return getattr(request.scope[CALL], name)
-
-    return Depends(attribute)
-
-
-async def _current_call(request: Request) -> Any:
-    return request.scope[CALL]
-
-
 def described(text: str) -> Any:
     """Return the description of a path parameter; FastAPI alone would repeat it in the schema."""
     return Path(description=text, json_schema_extra=lambda schema: schema.pop("description"))
 
 
-# Arguments of handlers, as FastAPI can provide them. The body is another one.
-Call = Annotated[inference_call.Call, Depends(_current_call)]
-Headers = Annotated[Mapping[bytes, bytes], _attribute_of_call("headers")]
-ModelInQuery = Annotated[str | None, _attribute_of_call("model_in_query")]
-Tail = Annotated[bytes, _attribute_of_call("tail")]  # bytes of the body after its JSON
+# Arguments of handlers. The body is another one. The route provides those that FastAPI must not
+# take for parameters of the request.
+_PROVIDED = Depends(lambda: None)
+Call = Annotated[inference_call.Call, _PROVIDED]
+Headers = Annotated[Mapping[bytes, bytes], _PROVIDED]
+ModelInQuery = Annotated[str | None, _PROVIDED]
+Tail = Annotated[bytes, _PROVIDED]  # bytes of the body after its JSON
 TypeInQuery = Annotated[str | None, Query(description="`source` (default) or `target`.")]
 LanguageInQuery = Annotated[str | None, Query(description="Code of the language.")]
 PathModel = Annotated[str, described("Name of the model.")]
 
-# An endpoint that needs a key, once there are keys, can also answer with this.
-ACCESS_ERRORS: tuple[ErrorCode, ...] = ("unauthorized",)
 # An endpoint that needs the models to be ready can also answer with these,
 UNAVAILABLE_ERRORS: tuple[ErrorCode, ...] = ("loading", "draining", "engine_dead")
 # and one that reads a body with these.

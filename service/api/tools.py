@@ -1,7 +1,6 @@
 """Tools that a model may call: their definitions in requests, and calls in its replies."""
 
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -126,8 +125,3 @@ def constrain(call: Call, parameters: GenerateParameters, constraint: Constraint
         raise ApiError("invalid_parameter", message, path="tool_choice")
     call.field_names = {**call.field_names, "constraint": "tools"}
     return parameters.model_copy(update={"constraint": constraint})
-
-
-def new_call_id() -> str:
-    """Return an id for a call, in the form of OpenAI."""
-    return f"call_{secrets.token_hex(12)}"

@@ -152,10 +152,6 @@ class OllamaBody(RequestBody):
     truncate: Ignored[bool] = None
     shift: Ignored[bool] = None
 
-    @property
-    def is_streamed(self) -> bool:
-        return self.stream is not False
-
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
@@ -314,7 +310,7 @@ def _prompt(model: ServedModel, body: PromptBody, text: str) -> Texts | Dialogue
     if body.system:
         reason = "It cannot be combined with raw: true." if model.chat else f"{model.name} has no chat template."
         raise ApiError("unsupported_parameter", f"{reason} Leave it out.", path="system")
-    return Texts.one(text).as_prompts()
+    return Texts((text,), is_list=False, are_prompts=True)
 
 
 def check_blank(text: str) -> str:
@@ -331,7 +327,7 @@ def decoding_parameters(body: OllamaBody, model: ServedModel) -> GenerateParamet
     length = model.manifest.generation.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
     if length is None or length < 1:
         requested["max_new_tokens"] = model.manifest.limits.max_target_tokens
-    return parameters_by_temperature(model, requested, options.temperature, stream=body.is_streamed)
+    return parameters_by_temperature(model, requested, options.temperature, stream=body.stream is not False)
 
 
 class OllamaResponse(EventEncoder):
@@ -356,7 +352,7 @@ class OllamaResponse(EventEncoder):
         """
         self._continues = continues
         is_whole = bool(self._body.logprobs)
-        if self._body.is_streamed:
+        if self._body.stream is not False:
             events = await stream(self._call, self._model, inputs, self._parameters, is_whole=is_whole)
             return EventStream(events, self, NDJSON)
         result = await generate_texts(self._call, self._model, inputs, self._parameters, is_whole=is_whole)

@@ -174,7 +174,7 @@ async def generate_text(
     if needs_samples(requested, ("temperature", *FILTERS)):
         requested["do_sample"] = True
     generate_parameters = parameters_for(served, requested, stream=bool(body.stream), is_lenient=True)
-    inputs = Texts.one(body.inputs).as_prompts()
+    inputs = Texts((body.inputs,), is_list=False, are_prompts=True)
     if body.stream:
         return EventStream(await stream(call, served, inputs, generate_parameters), generation)
     (output,) = (await generate_texts(call, served, inputs, generate_parameters)).outputs

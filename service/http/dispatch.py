@@ -28,11 +28,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import _TrustedHosts
 
 from sightline.base.threads import INTERRUPTIONS
-from sightline.service.api.endpoint import CALL, IN_QUERY, JSON, Endpoint, EventStream, Raw
+from sightline.service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
 from sightline.service.api_errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
 from sightline.service.http.access import authorize, authorize_by_field
 from sightline.service.http.compression import MIN_BYTES, accepts_gzip, compress
-from sightline.service.http.hosts import AllowedHosts
+from sightline.service.http.hosts import host_check
 from sightline.service.http.http_call import NO_ROUTE, POLLED_ROUTES, CheckFields, HttpCall, receive_body
 from sightline.service.http.incoming import EXCHANGE
 from sightline.service.http.openapi import KEY_SCHEMES, RESPONSE_HEADERS, declared_errors, declared_request, schema_of
@@ -181,7 +181,7 @@ class ErrorSender:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._hosts = AllowedHosts(service.settings.allowed_host_names)
+        self._allows_host = host_check(service.settings.allowed_host_names)
         self._admin_port = service.settings.admin_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -211,10 +211,12 @@ class ErrorSender:
     def _check_access(self, call: HttpCall, endpoint: Endpoint | None) -> None:
         """Check the host, the port and the API key of a call; see `authorize`."""
         if endpoint is not None:
-            if endpoint.path not in POLLED_ROUTES and not self._hosts.allow(call.headers.get(b"host")):
+            if endpoint.path not in POLLED_ROUTES and not self._allows_host(call.headers.get(b"host")):
                 raise ApiError("misdirected_request")
-            if self._admin_port is not None and not endpoint.is_open:
-                check_port(call.scope, endpoint, self._admin_port)
+            server = call.scope.get("server")
+            is_admin = server is not None and server[1] == self._admin_port
+            if self._admin_port is not None and not endpoint.is_open and is_admin != (endpoint.role == "admin"):
+                raise ApiError("not_found", "The service has this route on its other port (SIGHTLINE_ADMIN_ADDRESS).")
         if self._service.keys is not None:
             authorize(call, endpoint, self._service.keys)
 
@@ -282,24 +284,21 @@ async def respond(endpoint: Endpoint, request: Request) -> Response:
     call.endpoint, call.error_format = endpoint, endpoint.error_format
     call.check_access(call, endpoint)
     service, arguments = call.service, dict[str, Any](request.scope["path_params"])
-    check_key = None
+    check_key, tail = None, b""
     if endpoint.key_field is not None and service.keys is not None and call.key is None:
         check_key = functools.partial(authorize_by_field, call, endpoint, service.keys)
     try:
         if endpoint.body_type is not None:
-            arguments["body"], call.tail = await _receive(call, endpoint, endpoint.body_type, check_key)
+            arguments["body"], tail = await _receive(call, endpoint, endpoint.body_type, check_key)
         if call.scope["query_string"] and not endpoint.ignores_query:
             call.check_query(endpoint)
     except ApiError as error:
         if check_key is not None and call.key is None and error.kind.status in (400, 415, 422):
             check_key({})  # strangers do not learn what is wrong with their requests
         raise
-    if "tail" in endpoint.takes:
-        arguments["tail"] = call.tail
-    for name in endpoint.takes & IN_QUERY:
-        arguments[name] = request.query_params.get(name)
-    if "headers" in endpoint.takes:
-        arguments["headers"] = call.headers
+    if endpoint.takes:
+        provided = {**request.query_params, "tail": tail, "headers": call.headers}
+        arguments |= {name: provided.get(name) for name in endpoint.takes}
     for check in endpoint.dependencies:
         await check(**{name: arguments.pop(name) for name in inspect.signature(check).parameters})
     response = await endpoint.handler(call, **arguments)
@@ -313,7 +312,7 @@ async def _receive(
     service = call.service
     if service.unavailable_code is not None:
         raise ApiError(service.unavailable_code)
-    if call.key is not None and call.key.quota is not None:
+    if call.key is not None:
         await call.begin_quota()
     if call.exchange is not None:
         call.exchange.on_lost = call.on_client_gone
@@ -386,10 +385,7 @@ class EventsResponse(Response):
         except ApiError as error:
             call.fail(error)
             last = chunk + encoder.error(call.error_body(error))
-        except ClientGoneError:
-            call.code = CLIENT_GONE
-            return
-        except INTERRUPTIONS:
+        except (ClientGoneError, *INTERRUPTIONS):
             raise
         except BaseException:
             logger.exception("a stream failed", extra={"fields": {"request_id": call.request_id}})
@@ -410,13 +406,6 @@ async def _send_error(call: HttpCall, send: Send, error: ApiError) -> None:
     headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": call.error_format.status(error.code), "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def check_port(scope: Scope, endpoint: Endpoint, admin_port: int) -> None:
-    """Check that an endpoint is served on the port of a connection, or raise `not_found`."""
-    is_admin = scope["server"] is not None and scope["server"][1] == admin_port
-    if is_admin != (endpoint.role == "admin"):
-        raise ApiError("not_found", "The service has this route on its other port (SIGHTLINE_ADMIN_ADDRESS).")
 
 
 def requested_timeout_s(call: HttpCall) -> float:

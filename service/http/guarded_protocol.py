@@ -218,8 +218,7 @@ class GuardedProtocol(HttpToolsProtocol):
             elif self._is_lingering:
                 self._linger_longer()
             return
-        if self.timeout_keep_alive_task is not None:
-            self._unset_keepalive_if_required()
+        self._unset_keepalive_if_required()
         self._unparsed_bytes += len(data)
         self._parse(data)
         if self._unparsed_bytes > MAX_HEAD_BYTES:

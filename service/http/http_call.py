@@ -51,20 +51,17 @@ class HttpCall(Call):
         # If a header is repeated, the first value wins.
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         own_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        is_usable = own_id and REQUEST_ID.fullmatch(own_id)
         # `secrets` would release the interpreter lock, and then wait for it.
-        super().__init__(service, own_id if is_usable else f"{random.getrandbits(96):024x}")
+        super().__init__(service, own_id if REQUEST_ID.fullmatch(own_id) else f"{random.getrandbits(96):024x}")
         self.scope = scope
         if scope.get("client"):
-            address = scope["client"][0]
-            self.address = network_of(address) if ":" in address else address
+            self.address = network_of(scope["client"][0])
         self.receive = receive  # `exchange.rejection` tells if the connection has rejected the body
         self._send = send
         self.exchange: Exchange | None = scope.get(EXCHANGE)  # absent in tests without a connection
         self.endpoint: Endpoint | None = None
         self.check_access: Callable[[HttpCall, Endpoint | None], None]  # set by `ErrorSender`
         self.error_format: ErrorFormat = NATIVE_ERRORS
-        self.tail = b""  # bytes of the body after its JSON
         self.status: int | None = None  # status of the response once it has started
         self.code: str | None = None  # error code if the call failed
         self.span: Span | None = None  # of a call that is traced, once its response has started
@@ -79,11 +76,6 @@ class HttpCall(Call):
                 if name == "model" and endpoint.body_type is not None:
                     message = "The endpoint does not read the model from the query of its URL; name it in the body."
                 raise ApiError("invalid_parameter", message, path=f"?{name}")
-
-    @property
-    def model_in_query(self) -> str | None:
-        """Model that the query names."""
-        return QueryParams(self.scope["query_string"]).get("model")
 
     async def send(self, message: Message) -> None:
         """Send a part of the response, with the request id in its head."""

@@ -9,7 +9,6 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from sightline.service.api.endpoint import (
-    ACCESS_ERRORS,
     BINARY,
     BODY_ERRORS,
     FORM,
@@ -82,7 +81,7 @@ def errors_of(endpoint: Endpoint) -> dict[int, Errors]:
     if endpoint.path not in POLLED_ROUTES:
         own = (*own, "misdirected_request")
     if not endpoint.is_open:
-        own = (*own, *ACCESS_ERRORS, *(("forbidden",) if endpoint.role == "admin" else ()))
+        own = (*own, "unauthorized", *(("forbidden",) if endpoint.role == "admin" else ()))
     if not endpoint.ignores_query:
         own = (*own, "invalid_parameter")
     by_status: dict[int, list[tuple[ErrorCode, ErrorFormat]]] = {}

@@ -29,15 +29,11 @@ class StaticContent:
 
     def response(self, request_headers: Mapping[bytes, bytes]) -> Raw:
         """Return the content, compressed if the client accepts it, or 304 if the client has it."""
-
-        def header(name: bytes) -> str:
-            return request_headers.get(name, b"").decode("latin-1")
-
         coding = "gzip" if accepts_gzip(request_headers) else None
         body, tag = self._variants[coding]
         headers = self._headers | {"etag": tag}
-        known = {entity_tag.strip().removeprefix("W/") for entity_tag in header(b"if-none-match").split(",")}
-        if known & {tag, "*"}:
+        known = request_headers.get(b"if-none-match", b"").decode("latin-1").split(",")
+        if {tag, "*"} & {entity_tag.strip().removeprefix("W/") for entity_tag in known}:
             return Raw(b"", None, 304, headers)
         if coding is not None:
             headers["content-encoding"] = coding

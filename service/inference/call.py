@@ -20,7 +20,7 @@ from sightline.service.inference.changes import load_on_first_use
 from sightline.service.inference.results import TimingsMs, Usage
 from sightline.service.inference.service import DefaultTask, ServedModel, Service
 from sightline.service.inference.submission import Submission
-from sightline.service.keys import Key
+from sightline.service.keys import Key, Quota
 from sightline.service.quotas import GRANT, RETRY_SEQUENCES_S, Grant, QuotaExceededError
 
 Ids = tuple[int, ...]
@@ -42,7 +42,8 @@ class Call:
         self.key: Key | None = None  # API key of the client; None if the service needs none
         self.caller = ""  # label of the key
         self.address = ""  # address or network of the client
-        self.grant: Grant | None = None  # use of the key's quota; None if it has none
+        self.quota = Quota()  # of the key, once it counts the call
+        self.grant: Grant | None = None  # use of the quota; None if the key has none
         self._num_held = 0  # sequences that count towards the quota
         self._reserved = 0  # tokens that count towards the quota until the call ends
         self._reserved_until = 0.0  # end of the minute in which they count
@@ -80,30 +81,26 @@ class Call:
             self.controller.release(self._reservation)
         self.response_memory.release()
         if self.grant is not None:
-            self._end_quota()
+            self.release_sequences()
+            tokens = self.details.get("input_tokens", 0) + self.details.get("output_tokens", 0)
+            limit, used = self.quota.tokens_per_minute, (tokens, self._reserved, self._reserved_until)
+            if limit is not None and (tokens or self._reserved):
+                self.service.peers.notify("end_quota", self.caller, limit, *used)
 
     # Admission
 
     async def begin_quota(self) -> None:
         """Count the call towards the quota of its key, if any. Raises `QuotaExceededError`."""
         if self.key is not None and self.key.quota is not None:
-            quota = self.key.quota.model_dump()
-            self.grant = GRANT.validate_python(await self.service.peers.call("begin_quota", self.key.label, quota))
+            self.quota = self.key.quota
+            found = await self.service.peers.call("begin_quota", self.caller, self.quota.model_dump())
+            self.grant = GRANT.validate_python(found)
             self.grant.check()
-
-    def _end_quota(self) -> None:
-        assert self.key is not None and self.key.quota is not None
-        self.release_sequences()
-        tokens = self.details.get("input_tokens", 0) + self.details.get("output_tokens", 0)
-        limit = self.key.quota.tokens_per_minute
-        if limit is not None and (tokens or self._reserved):
-            used = (limit, tokens, self._reserved, self._reserved_until)
-            self.service.peers.notify("end_quota", self.key.label, *used)
 
     async def _hold_sequences(self, sequences: int) -> int:
         """Count sequences towards the quota; return how many may be in the engine at once."""
-        limit = None if self.key is None or self.key.quota is None else self.key.quota.concurrent_sequences
-        if self.grant is None or limit is None:
+        limit = self.quota.concurrent_sequences
+        if limit is None:
             return sequences
         sequences = min(sequences, limit)
         more = sequences - self._num_held
@@ -125,8 +122,8 @@ class Call:
 
     async def reserve_tokens(self, tokens: int) -> None:
         """Count the most tokens that the call can use towards the quota of its key, if any."""
-        limit = None if self.key is None or self.key.quota is None else self.key.quota.tokens_per_minute
-        if self.grant is not None and limit is not None:
+        limit = self.quota.tokens_per_minute
+        if limit is not None:
             found = await self.service.peers.call("reserve_quota", self.caller, limit, tokens)
             grant = GRANT.validate_python(found)
             grant.check()
@@ -237,21 +234,11 @@ class Call:
         self, model: ServedModel, timings: TimingsMs, input_tokens: int, output_tokens: int, reasons: Sequence[str] = ()
     ) -> None:
         """Record tokens, durations and finish reasons for the access log and the metrics."""
-        self.details |= {
-            "input_tokens": input_tokens,
-            "output_tokens": output_tokens,
-            "finish_reasons": reasons,
-            "tokenize_ms": timings.tokenize,
-            "queue_ms": timings.queue,
-            "encode_ms": timings.encode,
-            "decode_ms": timings.decode,
-        }
-        self.phases = {
-            "tokenize": timings.tokenize,
-            "queue": timings.queue,
-            "prefill" if model.manifest.is_decoder_only else "encode": timings.encode,
-            "decode": timings.decode,
-        }
+        *phases, _ = vars(timings).items()  # without the total
+        self.details |= {"input_tokens": input_tokens, "output_tokens": output_tokens, "finish_reasons": reasons}
+        self.details |= {f"{name}_ms": duration for name, duration in phases}
+        encode = "prefill" if model.manifest.is_decoder_only else "encode"
+        self.phases = {encode if name == "encode" else name: duration for name, duration in phases}
         self.computed = time.monotonic()
         observe = self.service.metrics.for_model(model.name).observe
         self.observe_latency = partial(observe, "e2e_request_latency_seconds", timings.total / 1000)

@@ -86,7 +86,7 @@ def translate_later(call: Call, key: str, translate: Callable[..., Awaitable[byt
 
 async def _translate(request: Call, key: str, translate: Callable[..., Awaitable[bytes]]) -> None:
     call, store = Call(request.service, request.request_id), request.service.documents
-    call.key, call.caller, call.address, call.grant = request.key, request.caller, request.address, request.grant
+    call.quota, call.caller, call.address, call.grant = request.quota, request.caller, request.address, request.grant
     call.num_bytes, call.field_names = request.num_bytes, request.field_names
     call.deadline = call.started + MAX_AGE_S
     try:

@@ -247,7 +247,9 @@ def check_parameters(
             f"{parameters.num_beams}."
         )
         raise ApiError("invalid_parameter", message, field="num_beams")
-    for field, index, token_id in parameters.token_ids:
+    token_ids = [("suppress_tokens", index, token_id) for index, token_id in enumerate(parameters.suppress_tokens)]
+    token_ids += [("logit_bias", token_id, token_id) for token_id, _ in parameters.logit_bias or ()]
+    for field, index, token_id in token_ids:
         if token_id >= limits.vocabulary:
             message = f"It must be at most {limits.vocabulary - 1} for {model.name}, got {token_id}."
             raise ApiError("invalid_parameter", message, field=field, index=index)

@@ -1,6 +1,7 @@
 """POST /v1/generate."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -75,18 +76,17 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
     return await generate_texts(call, model, body.inputs, parameters, on_empty=body.on_empty)
 
 
+@dataclass(frozen=True)
 class NativeEventEncoder(EventEncoder):
     """Writes the events, the end of a sequence with the warning about its input, then `[DONE]`."""
 
-    def __init__(self, warnings: Mapping[int, GenerateWarning]) -> None:
-        """Create an encoder; `warnings` are by the index of the input."""
-        self._warnings = warnings
+    warnings: Mapping[int, GenerateWarning]  # by the index of the input
 
     def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
         return event_of(event)
 
     def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
-        warning = self._warnings.get(event.index)
+        warning = self.warnings.get(event.index)
         return event_of(event if warning is None else {**vars(event), "warnings": [warning]})
 
     def close(self, stream: Stream) -> bytes:

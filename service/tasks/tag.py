@@ -84,17 +84,6 @@ class TagResult(Outputs):
     outputs: Annotated[list[TagOutput], Field(description="One output for each input, in order.")]
 
 
-@dataclass(frozen=True)
-class LabeledToken:
-    """A token, its most probable label, and its character range."""
-
-    index: int  # among all tokens of the input
-    label: str
-    score: float
-    start: int
-    end: int
-
-
 async def tag_texts(call: Call, body: TagBody) -> TagResult:
     """Find the entities of each input, with their positions in the text."""
     model, texts = await call.model(body.model, "tag"), body.inputs.texts
@@ -107,8 +96,9 @@ async def tag_texts(call: Call, body: TagBody) -> TagResult:
 
     def convert(index: int, result: Encoded) -> TagOutput:
         assert result.label_scores is not None
-        tokens = label_tokens(spans[index], result.label_scores, labels)
-        entities = merge_tokens(texts[index], tokens, body.aggregation)
+        entities = label_tokens(texts[index], spans[index], result.label_scores, labels)
+        if body.aggregation == "simple":
+            entities = merge_tokens(texts[index], entities)
         return TagOutput(index, [entity for entity in entities if entity.label not in body.ignore_labels])
 
     return TagResult(model.name, *await encode_sources(admitted, sources, convert, return_labels=True))
@@ -127,45 +117,47 @@ def spans_of(tokenizer: TextTokenizer, text: str, ids: Ids) -> list[TokenSpan]:
 
 
 def label_tokens(
-    spans: Sequence[TokenSpan], logprobs: NDArray[np.float32], labels: Sequence[str]
-) -> list[LabeledToken]:
-    """Return the most probable label of each token by `logprobs` (S, C), without special tokens."""
+    text: str, spans: Sequence[TokenSpan], logprobs: NDArray[np.float32], labels: Sequence[str]
+) -> list[Entity]:
+    """Return each token as an entity, with its most probable label by `logprobs` (S, C).
+
+    Special tokens are left out.
+    """
     scores = apply_function(logprobs, "softmax")
     tokens = []
     for index, (span, row) in enumerate(zip(spans, scores, strict=True)):
         if span.is_special:
             continue
         best = int(row.argmax())
-        tokens.append(LabeledToken(index, labels[best], float(row[best]), span.start, span.end))
+        part = text[span.start : span.end].strip()
+        tokens.append(Entity(labels[best], float(row[best]), part, span.start, span.end, index))
     return tokens
 
 
-def merge_tokens(text: str, tokens: Sequence[LabeledToken], aggregation: Aggregation) -> list[Entity]:
-    """Merge labeled tokens into entities.
+def merge_tokens(text: str, tokens: Sequence[Entity]) -> list[Entity]:
+    """Merge labeled tokens into entities, as the aggregation "simple" of `transformers` does.
 
-    "simple" is the aggregation of this name in `transformers`: adjacent tokens whose labels are
-    equal without the prefixes B- and I- are one entity, unless the later token has the prefix B-.
+    Adjacent tokens whose labels are equal without the prefixes B- and I- are one entity, unless the
+    later token has the prefix B-.
     """
-    if aggregation == "none":
-        return [_entity(text, [token], token.label) for token in tokens]
-    groups: list[list[LabeledToken]] = []
+    groups: list[list[Entity]] = []
     for token in tokens:
         continues = bool(groups) and not token.label.startswith("B-")
         if continues and _without_prefix(groups[-1][-1].label) == _without_prefix(token.label):
             groups[-1].append(token)
         else:
             groups.append([token])
-    return [_entity(text, group, _without_prefix(group[0].label)) for group in groups]
+    return [_merged(text, group) for group in groups]
 
 
 def _without_prefix(label: str) -> str:
     return label[2:] if label.startswith(("B-", "I-")) else label
 
 
-def _entity(text: str, tokens: Sequence[LabeledToken], label: str) -> Entity:
-    start, end = tokens[0].start, tokens[-1].end
+def _merged(text: str, tokens: Sequence[Entity]) -> Entity:
+    start, end, label = tokens[0].start, tokens[-1].end, _without_prefix(tokens[0].label)
     score = sum(token.score for token in tokens) / len(tokens)
-    return Entity(label, score, text[start:end].strip(), start, end, tokens[0].index)
+    return Entity(label, score, text[start:end].strip(), start, end, tokens[0].token)
 
 
 ENDPOINTS = (Endpoint("POST", "/v1/tag", tag_texts, TagResult, errors=TASK_ERRORS),)

@@ -45,10 +45,7 @@ def manifests_of(settings: Settings) -> list[Manifest]:
 
 def share_of(settings: Settings, num_workers: int) -> Settings:
     """Return the settings of one worker, whose limits are its share of those of the service."""
-
-    def share(name: str, limit: int) -> int:
-        return max(-(-limit // num_workers), min(limit, MIN_SHARE.get(name, 0)))
-
-    shares = {name: share(name, getattr(settings, name)) for name in SHARED_SETTINGS}
+    limits: dict[str, int] = {name: getattr(settings, name) for name in SHARED_SETTINGS}
+    shares = {name: max(-(-limit // num_workers), min(limit, MIN_SHARE.get(name, 0))) for name, limit in limits.items()}
     shares["max_waiting_bytes"] = max(shares["max_waiting_bytes"], settings.max_body_bytes)
     return settings.model_copy(update=shares)

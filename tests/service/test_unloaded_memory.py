@@ -15,11 +15,11 @@ import pytest
 from sightline.base.bundle import Graph, Manifest
 from sightline.base.bundle_files import read_manifest, record_files, write_manifest
 from sightline.base.machine import resident_bytes
+from sightline.service.compat.open_inference.models import LoadBody, UnloadBody, repository_load, repository_unload
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.inference.call import Call
 from sightline.service.inference.changes import new_service, reload
-from sightline.service.inference.repository import load_model, unload_model
 from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend
 from sightline.service.metrics import Metrics
@@ -144,10 +144,10 @@ async def test_weights_use_memory_from_the_first_use_until_the_unload(service: S
     await call.model("large")
     assert resident_bytes() - before > LOADED
     runner = weakref.ref(runner_of(service, "large"))
-    await unload_model(call, "large")
+    await repository_unload(call, "large", UnloadBody())
     assert runner() is None
     assert resident_bytes() - before < UNLOADED
-    await load_model(call, "large")
+    await repository_load(call, "large", LoadBody())
     assert resident_bytes() - before > LOADED
     await service.stop()
 
@@ -161,7 +161,7 @@ async def test_one_reference_to_an_unloaded_engine_keeps_its_weights(service: Se
     before = resident_bytes()
     await call.model("large")
     kept = engine_of(service, "large")
-    await unload_model(call, "large")
+    await repository_unload(call, "large", UnloadBody())
     assert resident_bytes() - before > LOADED
     del kept
     assert resident_bytes() - before < UNLOADED
@@ -200,7 +200,7 @@ async def test_states_use_no_memory_after_the_unload(service: Service) -> None:
     arrays = [weakref.ref(group) for group in groups]
     del groups, group
     before = resident_bytes()
-    await unload_model(call, "toy")
+    await repository_unload(call, "toy", UnloadBody())
     assert [array() for array in arrays] == [None] * len(arrays)
     assert before - resident_bytes() > 0.9 * num_bytes
     await service.stop()

@@ -11,16 +11,25 @@ from typing_extensions import TypedDict
 
 from sightline import __version__
 from sightline.base.bundle import Manifest
+from sightline.base.threads import run_in_daemon_thread
 from sightline.service.api.endpoint import Call, PathModel
+from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import RequestBody
 from sightline.service.compat.open_inference.outputs import outputs_of
 from sightline.service.compat.open_inference.schemas import VERSION, Datatype
-from sightline.service.inference import repository
-from sightline.service.inference.repository import RepositoryEntry
+from sightline.service.inference.service import ModelState, Service
 from sightline.service.metrics import sums
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
 TYPES: dict[Datatype, str] = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
+State = Literal["READY", "LOADING", "UNAVAILABLE"]
+# State and reason in the index of the repository, by the state of the model.
+STATES: dict[ModelState, tuple[State, str]] = {
+    "ready": ("READY", ""),
+    "loading": ("LOADING", "loading"),
+    "unloaded": ("UNAVAILABLE", "unloaded"),
+    "failed": ("UNAVAILABLE", "failed to load; the log has the reason"),
+}
 Info = dict[str, Any]
 
 
@@ -56,7 +65,7 @@ class RepositoryModel(TypedDict):
     name: Annotated[str, Field(description="Name of the model.")]
     version: Annotated[str, Field(description="Version of the model.")]
     state: Annotated[
-        Literal["READY", "LOADING", "UNAVAILABLE"],
+        State,
         Field(description="READY if the model is loaded. Models of `lazy_models` are served in each of these states."),
     ]
     reason: Annotated[
@@ -179,9 +188,18 @@ def _stats(metric_sums: Mapping[tuple[str, str], float], name: str) -> Info:
     }
 
 
+# The bundles folder is the repository. A model is chosen by the name in its manifest; a request can
+# give no path, URL or configuration.
+
+
 async def repository_index(call: Call, body: RepositoryIndexBody) -> list[RepositoryModel]:
     """List the models, and the bundles that can be loaded."""
-    return [_described(entry) for entry in await repository.list_repository(call, only_ready=body.ready)]
+    service = call.service
+    names = {manifest.name for manifest in service.require_manifests()}
+    if not body.ready and service.settings.model_control == "explicit":
+        names |= (await run_in_daemon_thread(service.repository.find)).keys()
+    models = [_described(name, service.state_of(name)) for name in sorted(names)]
+    return [model for model in models if model["state"] == "READY" or not body.ready]
 
 
 async def repository_load(call: Call, model_name: PathModel, body: LoadBody) -> RepositoryModel:
@@ -190,13 +208,27 @@ async def repository_load(call: Call, model_name: PathModel, body: LoadBody) -> 
     The model is chosen by the name in its manifest. Paths, URLs and configurations are rejected.
     The old model is served until the new one is loaded.
     """
-    return _described(await repository.load_model(call, model_name))
+    _check_allowed(call.service)
+    await call.service.peers.call("load", model_name, False)
+    return _described(model_name, "ready")
 
 
 async def repository_unload(call: Call, model_name: PathModel, body: UnloadBody) -> RepositoryModel:
     """Unload a model after its running calls have finished."""
-    return _described(await repository.unload_model(call, model_name))
+    _check_allowed(call.service)
+    await call.service.peers.call("unload", model_name)
+    return _described(model_name, "unloaded")
 
 
-def _described(entry: RepositoryEntry) -> RepositoryModel:
-    return {"name": entry.name, "version": VERSION, "state": entry.state, "reason": entry.reason}
+def _check_allowed(service: Service) -> None:
+    if service.settings.model_control != "explicit":
+        message = (
+            "Models are loaded only when the service starts; set SIGHTLINE_MODEL_CONTROL=explicit to load and unload "
+            "them by request."
+        )
+        raise ApiError("forbidden", message)
+
+
+def _described(name: str, model_state: ModelState) -> RepositoryModel:
+    state, reason = STATES[model_state]
+    return {"name": name, "version": VERSION, "state": state, "reason": reason}

@@ -13,7 +13,7 @@ from sightline.service.compat.open_inference.schemas import Datatype, InferParam
 from sightline.service.compat.open_inference.tensors import padded
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.maps import AttentionMap
-from sightline.service.inference.results import OutputToken, alternatives_of
+from sightline.service.inference.results import alternatives_of
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import AttentionSelection, GenerateParameters, TextParameters, given_parameters
 from sightline.service.tasks.encode import EncodeResult
@@ -136,10 +136,7 @@ def _generated(pad_id: int) -> dict[str, Output]:
     """Return outputs with a row for each generated sequence."""
 
     def alternatives(key: str) -> Rows:
-        def read(token: OutputToken) -> list[Any]:
-            return [getattr(alternative, key) for alternative in alternatives_of(token)]
-
-        return of_parts("tokens", read)
+        return of_parts("tokens", lambda token: list(map(attrgetter(key), alternatives_of(token))))
 
     ids, logprobs, size = of_parts("tokens", attrgetter("id")), of_parts("tokens", attrgetter("logprob")), (-1, -1, -1)
     return {

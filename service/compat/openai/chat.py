@@ -1,5 +1,6 @@
 """OpenAI's POST /v1/chat/completions, for models whose bundle has a chat template."""
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -7,7 +8,7 @@ from typing import Any, cast
 from sightline.base.text.tool_calls import CallPart
 from sightline.service.api.endpoint import Call, EventStream
 from sightline.service.api.messages import dialogue_of
-from sightline.service.api.tools import OfferedTools, constrain, new_call_id, offer_tools
+from sightline.service.api.tools import OfferedTools, constrain, offer_tools
 from sightline.service.compat.common import FINISH_REASONS, blank_before, named_model
 from sightline.service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
 from sightline.service.compat.openai.schemas import decoding_parameters
@@ -112,4 +113,4 @@ def _written(part: CallPart) -> dict[str, Any]:
     if part.name is None:
         return {"index": part.index, "function": {"arguments": part.arguments}}
     function = {"name": part.name, "arguments": part.arguments}
-    return {"index": part.index, "id": new_call_id(), "type": "function", "function": function}
+    return {"index": part.index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

@@ -1,6 +1,7 @@
 """OpenAI's POST /v1/completions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal, cast
 
@@ -30,7 +31,7 @@ async def completions(call: Call, body: schemas.CompletionBody) -> schemas.Compl
     parameters = schemas.decoding_parameters(call, body, model)
     response = TextResponse(call, model, body, partial(CompletionWriter, model, body), "text_completion", "cmpl")
     is_whole = body.top_logprobs is not None  # `text_offset` counts the characters of the text
-    inputs = body.inputs.as_prompts() if isinstance(body.inputs, Texts) else body.inputs
+    inputs = replace(body.inputs, are_prompts=True) if isinstance(body.inputs, Texts) else body.inputs
     return cast(schemas.Completion | EventStream, await response.of(inputs, parameters, is_whole=is_whole))
 
 

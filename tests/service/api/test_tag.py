@@ -6,7 +6,7 @@ import pytest
 from tokenizers import processors
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.tasks.tag import LabeledToken, label_tokens, merge_tokens, spans_of
+from sightline.service.tasks.tag import Entity, label_tokens, merge_tokens, spans_of
 from tests.base.text.kinds import byte_level
 from tests.service.conftest import MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import fake_token_label_logprobs
@@ -69,11 +69,8 @@ async def test_entities_are_merged_tokens_without_those_outside(running: Running
     tokens = await tag(running, TEXTS, aggregation="none", ignore_labels=[])
     outputs = await tag(running, TEXTS)
     for text, of_tokens, output in zip(TEXTS, tokens, outputs, strict=True):
-        labeled = [
-            LabeledToken(one["token"], one["label"], one["score"], one["start"], one["end"])
-            for one in of_tokens["entities"]
-        ]
-        expected = [one for one in merge_tokens(text, labeled, "simple") if one.label != "O"]
+        labeled = [Entity(**one) for one in of_tokens["entities"]]
+        expected = [one for one in merge_tokens(text, labeled) if one.label != "O"]
         assert [tuple(one.values()) for one in output["entities"]] == [tuple(vars(one).values()) for one in expected]
     assert any(output["entities"] for output in outputs)
 
@@ -93,7 +90,7 @@ def test_merged_tokens_equal_those_of_transformers(labels: Sequence[str]) -> Non
     text = "ab cd ef gh ij kl"
     scores = np.random.default_rng(0).dirichlet(np.ones(3), len(labels)).max(axis=1).tolist()
     tokens = [
-        LabeledToken(index, label, score, 3 * index, 3 * index + 2)
+        Entity(label, score, text[3 * index : 3 * index + 2], 3 * index, 3 * index + 2, index)
         for index, (label, score) in enumerate(zip(labels, scores, strict=True))
     ]
     pipeline: Any = TokenClassificationPipeline.__new__(TokenClassificationPipeline)
@@ -103,15 +100,15 @@ def test_merged_tokens_equal_those_of_transformers(labels: Sequence[str]) -> Non
             {
                 "entity": one.label,
                 "score": one.score,
-                "index": one.index,
-                "word": text[one.start : one.end],
+                "index": one.token,
+                "word": one.text,
                 "start": one.start,
                 "end": one.end,
             }
             for one in tokens
         ]
     )
-    found = merge_tokens(text, tokens, "simple")
+    found = merge_tokens(text, tokens)
     assert [(one.label, one.text, one.start, one.end) for one in found] == [
         (one["entity_group"], one["word"], one["start"], one["end"]) for one in expected
     ]
@@ -157,4 +154,4 @@ def test_spans_of_a_truncated_text_keep_its_last_special_token(tokenizer: TextTo
 def test_special_tokens_have_no_label(tokenizer: TextTokenizer) -> None:
     spans = tokenizer.encode_spans("x")
     scores = fake_token_label_logprobs([span.id for span in spans], 2)
-    assert [one.index for one in label_tokens(spans, scores, ("a", "b"))] == [0, 1]
+    assert [one.token for one in label_tokens("x", spans, scores, ("a", "b"))] == [0, 1]

@@ -376,7 +376,7 @@ def test_the_gauges_of_the_settings_that_workers_share_are_added() -> None:
     settings = Settings(max_rows=64)
     share = share_of(settings, 2)
     changed = {name for name in Settings.model_fields if getattr(share, name) != getattr(settings, name)}
-    assert changed == SHARED_SETTINGS
+    assert changed == set(SHARED_SETTINGS)
 
 
 @pytest.mark.parametrize(("settings", "expected"), read_table(__file__))
