@@ -59,7 +59,7 @@ class Markdown(Replacements):
                 is_paragraph = block.type == "paragraph_open"
             start, line = starts[block.map[0]], lines[block.map[0]]
             if block.type == "html_block":
-                # An empty line ends the block; its elements, such as `details`, begin or end in others.
+                # Its elements, such as `details`, begin or end in other blocks after empty lines.
                 html, before = block.content.rstrip(), _END_TAGS.match(block.content)[0]  # type: ignore[index]
                 if self._text.startswith(in_file(html), start):
                     replace = self.replace(start + len(in_file(before)), start + len(in_file(html)), in_file)
