@@ -445,7 +445,8 @@ def _describe_firefox(folder: FolderFiles, options: ExportOptions) -> Described:
     marian = read_marian(files.model)
     tensors = Tensors(stored_tensors(marian), str(files.model))
     model, weights = firefox.describe(marian.config, tensors, str(files.model), options.max_tokens)
-    tokenizers = _firefox_tokenizers(files, firefox.vocabulary_sizes(model))
+    target_size = model.vocabulary - 1  # without the added start token
+    tokenizers = _firefox_tokenizers(files, (model.source_vocabulary or target_size, target_size))
     metadata = read_metadata(folder, files)
     generation = firefox.generation(model, tokenizers.target.token_to_id("<unk>"))
     pair = metadata.languages or files.source_and_target

@@ -20,6 +20,7 @@ KINDS = {
     "decoder": "attention maps",
     "cross": "attention maps",
     "states": "states",
+    "contributions": "contributions",
 }
 MAPS = tuple(kind for kind, words in KINDS.items() if words == "attention maps")
 

@@ -1,10 +1,12 @@
-"""Slow reference of the encoder and decoder graphs: NumPy in float64, without a cache and padding.
+"""Slow reference of the graphs: NumPy in float64, without a cache and padding.
 
 Axes: S tokens of a source, T tokens of a target, M width, H heads, V vocabulary, R positions of a
 text whose results are kept.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from sightline.export.families.description import Description, Head, Predictions
 from sightline.export.families.weights import Weights
 
 VOCABULARY_BLOCK = 8192  # logits computed at a time, to limit memory
+ZEROED = 2  # first tokens whose values are zeroed to measure contributions
 
 Texts = Sequence[Sequence[int]]  # token ids
 
@@ -128,3 +131,70 @@ def _logits(model: Description, layers: ReferenceLayers, x: Array) -> Array:
     bias, cap = layers.read("output.bias"), model.logits_softcap
     logits = logits if bias is None else logits + bias.reshape(-1)
     return logits if cap is None else cap * np.tanh(logits / cap)
+
+
+class MeasuringLayers(ReferenceLayers):
+    """Layers that measure the contributions of the tokens of a text.
+
+    The graph subtracts what a zeroed value adds. Here the value is zeroed: the text is computed in
+    several copies, the first of them whole, and each of the others without one value in one layer.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        kinds = ("self", "cross") if self.stack.cross else ("self",)
+        self._modules = [f"{self.name}.{n}.{kind}_attention" for kind in kinds for n in range(self.stack.layers)]
+        self._copies = 1 + ZEROED * len(self._modules)
+        self._recorded: dict[str, Array] = {}  # vectors of the first copy by module; views would keep all
+        # Outputs of the graph of contributions for `ZEROED` tokens, of each layer.
+        self.measures = defaultdict[str, list[Array]](list)
+
+    def _by_copy(self, x: Array) -> Array:
+        return x.reshape(self._copies, -1, x.shape[-1])
+
+    def linear(self, x: Array, module: str) -> Array:
+        result, (attention, _, part) = super().linear(x, module), module.rpartition(".")
+        copies = self._by_copy(result)
+        if part == "value":
+            first, count = 1 + ZEROED * self._modules.index(attention), min(ZEROED, copies.shape[1])
+            copies[range(first, first + count), range(count)] = 0
+        self._recorded[module] = copies[0].copy()
+        return result
+
+    def sublayer(self, x: Array, module: str, *arguments: Any, **options: Any) -> Array:
+        result = super().sublayer(x, module, *arguments, **options)
+        self._recorded |= {module: self._by_copy(result)[0].copy(), f"{module}.x": self._by_copy(x)[0].copy()}
+        units = self._by_copy(result / np.linalg.norm(result, axis=-1, keepdims=True))
+        self._recorded[f"{module}.changes"] = ((units - units[0]) ** 2).sum(axis=-1)  # of each copy, (copies, N)
+        return result
+
+    def measure(self, text: Sequence[int], memories: list[Array]) -> list[Array]:
+        """Measure a text, and return its hidden states, in a list as `memories`."""
+        rows, product, recorded = np.arange(len(text)), self.arithmetic.product, self._recorded
+        hidden, (maps, *_) = self.run([text] * self._copies, [rows] * self._copies, memories * self._copies)
+        for index, module in enumerate(self._modules):
+            is_cross, layer = divmod(index, self.stack.layers)
+            kind, weights = ("cross", maps["cross"][layer]) if is_cross else (self.name, maps["self"][layer])
+            values = recorded[f"{module}.value"]
+            values = values.reshape(len(values), len(weights), -1).transpose(1, 0, 2)  # (H, K, D)
+            matrix = self.weights.read(f"{module}.output.weight").astype(np.float64).T
+            vectors = product(values, matrix.reshape(len(values), -1, self.stack.width))  # (H, K, M)
+            self.measures[f"norms.{kind}"].append(weights * np.linalg.norm(vectors, axis=-1)[:, None])
+
+            first, changes = 1 + ZEROED * index, recorded[f"{self.name}.{layer}.feed_forward.changes"]
+            self.measures[f"value_zeroing.{kind}"].append(changes[first : first + min(ZEROED, values.shape[1])])
+
+            x, output = recorded[f"{module}.x"], recorded[module]
+            parts = product(weights.transpose(2, 1, 0), vectors.transpose(1, 0, 2))  # (K, N, M)
+            if is_cross:
+                parts = np.concatenate([parts, x[None]])
+            else:
+                parts[rows, rows] += x
+            if self.stack.norm_place == "post":  # LayerNorm without its bias
+                variances = (x + recorded[f"{module}.output"]).var(axis=-1, keepdims=True)
+                centred = parts - parts.mean(axis=-1, keepdims=True)
+                scale = self.weights.read(f"{module}_norm.weight")
+                parts = scale * centred / np.sqrt(variances + self.stack.norm.epsilon)
+            whole, rest = (self.arithmetic.round(np.abs(y).sum(axis=-1), y.shape[-1]) for y in (output, output - parts))
+            self.measures[f"alti.{kind}"].append(np.maximum(whole - rest, 0))
+        return [hidden[0].copy()]

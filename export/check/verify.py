@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, PREFILL_TOKENS, TOKEN_LABEL_KINDS, Manifest, Verification
 from sightline.export.check.check_report import MAPS, Difference, raise_if_exceeded
 from sightline.export.check.numpy_reference import EXACT, Arithmetic, Rounded, log_softmax
-from sightline.export.check.reference_model import decode_all, encode_all
+from sightline.export.check.reference_model import ZEROED, MeasuringLayers, decode_all, encode_all
 from sightline.export.check.sessions import DecoderSession, open_session, padded_sources, zero_states
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
@@ -375,6 +375,10 @@ def verify(
             differences.setdefault(name.partition(".")[0], []).append((difference, limits[name]))
         numbers = _count_generations(new_tokens, texts, exact, limits)
         different, close = different + numbers[0], close + numbers[1]
+    if manifest.contributions is not None:
+        (source, *_), (target, *_), _ = inputs[0]
+        path, ids = folder / manifest.contributions.file, (source[: LENGTHS[0]], target[: LENGTHS[1]])
+        differences["contributions"] = compare_contributions(path, model, weights, *ids)
     advice = "" if manifest.origin is None else "; please report this checkpoint"
     raise_if_exceeded(f"{folder} and its checkpoint", differences, different, tolerance, advice)
     has_scores = model.decoder is not None or model.head is not None or model.predictions is not None
@@ -390,6 +394,28 @@ def verify(
         different_generations=different,
         close_generations=close,
     )
+
+
+def compare_contributions(
+    graph: Path, model: Description, weights: Weights, source: Sequence[int], target: Sequence[int]
+) -> list[Difference]:
+    """Compare the graph of contributions; `target` are the inputs of the decoder."""
+    session, sizes = open_session(graph), {"zeroed_tokens": np.array([ZEROED])}
+    names = [output.name for output in session.get_outputs()]
+    arrays = session.run(names, {"source_ids": np.array([source]), "target_ids": np.array([target]), **sizes})
+
+    def measure(arithmetic: Arithmetic) -> dict[str, Array]:
+        encoder = MeasuringLayers(weights, "encoder", model.encoder_stack, arithmetic)
+        decoder = MeasuringLayers(weights, "decoder", model.decoder_stack, arithmetic)
+        decoder.measure(target, encoder.measure(source, []))
+        return {name: np.stack(layers) for name, layers in (encoder.measures | decoder.measures).items()}
+
+    exact, *samples = map(measure, (EXACT, *map(Rounded, range(SAMPLES))))
+    limits = {name: MARGIN * max(max_abs(sample[name] - array) for sample in samples) for name, array in exact.items()}
+    return [
+        (difference, limits[name] + UNIT_ROUNDOFF * max_abs(exact[name]))
+        for name, difference in differences_of(dict(zip(names, arrays, strict=True)), exact).items()
+    ]
 
 
 def _sentence_inputs(

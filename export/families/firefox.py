@@ -175,11 +175,6 @@ def _guided_layer(config: Config, layers: int) -> int:
     return (layers if config.get(key, "last") == "last" else config.integer(key, least=1, most=layers)) - 1
 
 
-def vocabulary_sizes(model: Description) -> tuple[int, int]:
-    """Return the numbers of source and target tokens without the added start token."""
-    return model.source_vocabulary or model.vocabulary - 1, model.vocabulary - 1
-
-
 def _modules(model: Description, *, is_shared: bool) -> Mapping[str, Source]:
     """Return the tensors of Marian; it stores matrices as (inputs, outputs) and vectors as rows."""
     # The decoder starts with a zero vector, which is the embedding of the added start token.

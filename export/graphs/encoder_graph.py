@@ -1,7 +1,7 @@
 """The encoder graph of a described model."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,7 +42,7 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onn
     size = graph.add("Shape", ids, start=1)  # (1,)
     layers = LayerBuilder(graph, weights, "encoder", stack)
     attend = SelfAttentionBuilder(layers, model.max_positions, size, lengths)
-    x = _add_stack(layers, attend, ids, size)
+    x = add_stack(attend, ids)
     graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", stack.output_size)))
     if model.decoder is not None and model.decoder.cross is not None:
         _project_cross_attention(layers, model.decoder, model.decoder.cross, x)
@@ -52,49 +52,68 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onn
             # The start token takes the place of the last token, (B, S). A negative pad truncates.
             start, shift = graph.constant(model.reader.start_id, np.int64), graph.constant([1, -1], np.int64)
             shifted = graph.add("Pad", ids, shift, start, graph.constant([1], np.int64))
-            read = SelfAttentionBuilder(reader, model.max_positions, size, lengths)
-            x = _add_stack(reader, read, shifted, size, (x, lengths))
+            x = add_stack(SelfAttentionBuilder(reader, model.max_positions, size, lengths), shifted, (x, lengths))
             is_end = graph.add("Equal", ids, graph.constant(model.reader.end_id, np.int64))
             x = _last(graph, x, attend.positions, graph.add("And", is_end, attend.is_token))
         _labels(layers, model.head, model.labels, x, ids, lengths, size)
     return graph.build()
 
 
-def _add_stack(
-    layers: LayerBuilder, attend: "SelfAttentionBuilder", ids: str, size: str, memory: tuple[str, str] | None = None
+@dataclass(frozen=True)
+class Attended:
+    """Attention of a layer over whole texts, and the sublayer that it belongs to."""
+
+    module: str
+    options: Attention
+    tokens: str  # vectors that are attended to, (B, K, M)
+    weights: str  # (B, H, S, K)
+    result: str  # (B, S, M)
+    x: str  # vectors that the result is added to, (B, S, M)
+    output: str  # (B, S, M)
+
+
+def add_stack(
+    attend: "SelfAttentionBuilder",
+    ids: str,
+    memory: tuple[str, str] | None = None,
+    measure: Callable[[int, Attended, str], None] | None = None,
 ) -> str:
     """Add all layers over texts (B, S) of token ids, and return their hidden states (B, S, M).
 
     A decoder attends to a `memory`, the hidden states (B, K, M) and the lengths (B,) of texts.
+    `measure` gets each attention with the number and the output (B, S, M) of its layer.
     """
-    graph, stack = layers.graph, layers.stack
-    x = embedded = layers.embed_text(ids, size)
-    for number, attention in enumerate(stack.attention):
-        before, module = x, f"{layers.name}.{number}.self_attention"
-        weights = "" if memory is None else graph.unique("weights")
-        attended = attend.add(number, attention, layers.sublayer_input(x, module, number), weights)
-        x = layers.add_sublayer(x, attended, module)
-        if stack.cross is not None and memory is not None:
-            module = f"{layers.name}.{number}.cross_attention"
-            attended = attend_memory(layers, number, stack.cross, x, graph.unique("weights"), *memory)
-            x = layers.add_sublayer(x, attended, module)
-        x = layers.feed_forward(x, number, before)
+    layers, stack = attend.layers, attend.layers.stack
+    x = embedded = layers.embed_text(ids, attend.size)
+    for number, options in enumerate(stack.attention):
+        module = f"{layers.name}.{number}.self_attention"
+        weights = "" if memory is None and measure is None else layers.graph.unique("weights")
+        tokens = layers.sublayer_input(x, module, number)
+        result = attend.add(number, options, tokens, weights)
+        attended = [Attended(module, options, tokens, weights, result, x, layers.add_sublayer(x, result, module))]
+        if memory is not None:
+            attended.append(attend_memory(layers, number, attended[0].output, *memory))
+        x = layers.feed_forward(attended[-1].output, number, x)
         if number == 0 and stack.convolution is not None:
             x = convolution(layers, stack.convolution, embedded, x, attend.is_token)
+        if measure is not None:
+            for each in attended:
+                measure(number, each, x)
     return layers.finish(x)
 
 
-def attend_memory(
-    layers: LayerBuilder, number: int, options: Attention, x: str, weights: str, memory: str, lengths: str = ""
-) -> str:
+def attend_memory(layers: LayerBuilder, number: int, x: str, memory: str, lengths: str) -> Attended:
     """Add the cross-attention of a layer from x (B, S, M) to hidden states `memory` (B, K, M).
 
-    `weights` is the name of its weights (B, H, S, K). See `operators.attention` for `lengths`.
+    See `operators.attention` for `lengths`.
     """
-    module = f"{layers.name}.{number}.cross_attention"
+    module, weights = f"{layers.name}.{number}.cross_attention", layers.graph.unique("weights")
+    options = layers.stack.cross
+    assert options is not None, "the stack has cross-attention"
     query = layers.linear(layers.sublayer_input(x, module), f"{module}.query")
     parts = [query, *(layers.linear(memory, f"{module}.{part}") for part in KEY_VALUE)]
-    return layers.linear(operators.attention(layers.graph, options, parts, weights, lengths), f"{module}.output")
+    result = layers.linear(operators.attention(layers.graph, options, parts, weights, lengths), f"{module}.output")
+    return Attended(module, options, memory, weights, result, x, layers.add_sublayer(x, result, module))
 
 
 @dataclass(frozen=True)
@@ -114,33 +133,28 @@ class SelfAttentionBuilder:
 
         `weights` is the name of its weights; without it, they are an output of the graph.
         """
-        module, position_scores = f"{self.layers.name}.{number}.self_attention", self._position_scores
-        parts = [x, x, x]
+        layers, graph, position_scores = self.layers, self.layers.graph, self._position_scores
+        module, parts = f"{layers.name}.{number}.self_attention", [x, x, x]
         if attention.has_projections:  # as one product
-            qkv = self.layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
-            parts = self.layers.heads(module, attention, qkv, attention.head_size)
+            qkv = layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
+            parts = layers.heads(module, attention, qkv, attention.head_size)
         if attention.rotary is not None:
             parts[0] = self._rotate(parts[0], attention.heads, attention.rotary)
             parts[1] = self._rotate(parts[1], attention.kv_heads, attention.rotary)
         if attention.projected_keys is None:
             attention_map = weights or self._attention_map(number, attention)
-            window, name = attention.window, self.layers.name
-            bias = self.layers.graph.once(f"{name} bias {window}", partial(self._bias, window))
+            bias = graph.once(f"{layers.name} bias {attention.window}", partial(self._bias, attention.window))
             if position_scores is not None:
                 bias = position_scores.add(module, attention, parts[0], parts[1])
             if attention.relative_keys is not None:
-                table = self.layers.weights.read(f"{module}.relative_keys.weight")
-                column = self.layers.graph.add_once(
-                    "Unsqueeze", self.positions, self.layers.graph.constant([1], np.int64)
-                )
-                scores = relative_key_scores(
-                    self.layers.graph, module, attention, table, parts[0], column, self.positions
-                )
-                bias = self.layers.graph.add("Add", bias, scores) if bias else scores
-            attended = operators.attention(self.layers.graph, attention, parts, attention_map, self.lengths, bias)
+                table = layers.weights.read(f"{module}.relative_keys.weight")
+                column = graph.add_once("Unsqueeze", self.positions, graph.constant([1], np.int64))
+                scores = relative_key_scores(graph, module, attention, table, parts[0], column, self.positions)
+                bias = graph.add("Add", bias, scores) if bias else scores
+            attended = operators.attention(graph, attention, parts, attention_map, self.lengths, bias)
         else:
             attended = self._attend_to_projected_keys(number, attention, attention.projected_keys, parts)
-        return self.layers.linear(attended, f"{module}.output") if attention.has_projections else attended
+        return layers.linear(attended, f"{module}.output") if attention.has_projections else attended
 
     def _attention_map(self, number: int, attention: Attention) -> str:
         """Declare the attention weights of a layer as an output."""

@@ -1,12 +1,13 @@
 """All graphs of a model."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import onnx
 
-from sightline.base.bundle import AttentionMaps, LabelKind, State, Task
-from sightline.export.families.description import Description
+from sightline.base.bundle import AttentionMaps, LabelKind, MapKind, State, Task
+from sightline.export.families.description import Attention, Description, Stack
 from sightline.export.families.weights import Weights
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
 from sightline.export.graphs.decoder import decoder_graph, states
@@ -65,27 +66,23 @@ def build_graphs(model: Description, weights: Weights, file: WeightFile) -> Grap
 
 def attention_maps(model: Description) -> tuple[AttentionMaps, ...]:
     """Describe the outputs with attention weights."""
-    maps: list[AttentionMaps] = []
-    if model.encoder is not None:
-        layers, options = model.encoder.layers, model.encoder.attention[0]
-        heads, projected = options.heads, options.projected_keys
-        outputs = tuple(f"encoder_attention.{layer}" for layer in range(layers))
-        # Weights of projected keys, converted to tokens, do not sum to 1.
-        maps.append(
-            AttentionMaps(kind="encoder", outputs=outputs, layers=layers, heads=heads, normalized=projected is None)
-        )
-        if projected is not None:
-            outputs = tuple(f"encoder_slots.{layer}" for layer in range(layers))
-            maps.append(
-                AttentionMaps(kind="encoder_slots", outputs=outputs, layers=layers, heads=heads, columns=projected.size)
-            )
-    stack = model.decoder
-    if stack is not None and stack.cross is not None:
-        outputs = ("cross_attention",)
-        maps.append(AttentionMaps(kind="cross", outputs=outputs, layers=stack.layers, heads=stack.cross.heads))
+    maps = list[AttentionMaps]()
+
+    def add(kind: MapKind, outputs: Iterable[str], stack: Stack, options: Attention, **more: Any) -> None:
+        maps.append(AttentionMaps(kind=kind, outputs=tuple(outputs), layers=stack.layers, heads=options.heads, **more))
+
+    if (stack := model.encoder) is not None:
+        options, layers = stack.attention[0], range(stack.layers)
+        projected = options.projected_keys
+        names = (f"encoder_attention.{layer}" for layer in layers)
+        add("encoder", names, stack, options, normalized=projected is None)
+        if projected is not None:  # their weights, converted to tokens, do not sum to 1
+            names = (f"encoder_slots.{layer}" for layer in layers)
+            add("encoder_slots", names, stack, options, columns=projected.size)
+    if (stack := model.decoder) is not None and stack.cross is not None:
+        add("cross", ["cross_attention"], stack, stack.cross)
     if stack is not None and stack.cell == "attention":
-        outputs, heads = ("decoder_attention",), stack.attention[0].heads
-        maps.append(AttentionMaps(kind="decoder", outputs=outputs, layers=stack.layers, heads=heads))
+        add("decoder", ["decoder_attention"], stack, stack.attention[0])
     return tuple(maps)
 
 

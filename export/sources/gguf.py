@@ -10,7 +10,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
@@ -349,23 +349,17 @@ def _write_safetensors(path: Path, gguf: GgufFile, names: Mapping[str, str], hea
     text = json.dumps(header).encode()
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for data in _converted(gguf, names, heads):
-            file.write(data)
-
-
-def _converted(gguf: GgufFile, names: Mapping[str, str], heads: Mapping[str, int]) -> Iterator[memoryview]:
-    for name, stored in names.items():
-        array = gguf.read(stored)
-        projection = name.split(".")[-2]
-        if projection in heads:
-            # GGUF interleaves the two halves of each head, whose dimensions rotate in pairs.
-            if len(array) % (2 * heads[projection]):
-                raise ImportFailedError(
-                    f"the GGUF file has {len(array)} rows in {stored!r}, which {heads[projection]} heads cannot share"
-                )
-            pairs = array.reshape(heads[projection], -1, 2, *array.shape[1:])
-            array = pairs.swapaxes(1, 2).reshape(array.shape)
-        yield np.ascontiguousarray(array, np.float32).data
+        for name, stored in names.items():
+            array, count = gguf.read(stored), heads.get(name.split(".")[-2])
+            if count is not None:
+                # GGUF interleaves the two halves of each head, whose dimensions rotate in pairs.
+                if len(array) % (2 * count):
+                    raise ImportFailedError(
+                        f"the GGUF file has {len(array)} rows in {stored!r}, which {count} heads cannot share"
+                    )
+                pairs = array.reshape(count, -1, 2, *array.shape[1:])
+                array = pairs.swapaxes(1, 2).reshape(array.shape)
+            file.write(np.ascontiguousarray(array, np.float32).data)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -9,8 +9,9 @@ from pydantic import Field
 from sightline.base.bundle import AlignmentStep, LabelKind, LanguageCode, Manifest, MapKind, TrainingUnit, VectorPooling
 from sightline.service.api.endpoint import Call, Endpoint, PathModel
 from sightline.service.api.types import FailedModels
-from sightline.service.inference.maps import AttentionWindow, window_of
+from sightline.service.inference.maps import AttentionWindow, methods_of, window_of
 from sightline.service.inference.service import ModelState
+from sightline.service.parameters import Method
 
 T = TypeVar("T")
 STATES = (
@@ -141,6 +142,7 @@ class ModelCard:
     attention: Annotated[
         list[AttentionKind], Field(description="Kinds of attention maps that the model returns; empty if it has none.")
     ]
+    attention_methods: Annotated[list[Method], Field(description="Methods of these maps; empty if it has none.")]
     alignment: Annotated[
         ModelAlignment | None, Field(description="Heads that align words; null if there is no cross-attention.")
     ]
@@ -290,6 +292,7 @@ def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
             AttentionKind(maps.kind, maps.layers, maps.heads, maps.normalized, maps.columns, window_of(maps))
             for maps in manifest.attention
         ],
+        attention_methods=[*methods_of(manifest)] if manifest.attention else [],
         alignment=_alignment_of(manifest),
         coverage=_copied(ModelCoverage, manifest.coverage),
         embedding=_copied(EmbeddingSettings, manifest.embedding),

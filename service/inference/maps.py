@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sightline.base.bundle import AlignmentStep, AttentionMaps, MapKind
+from sightline.base.bundle import AlignmentStep, AttentionMaps, Manifest, MapKind
 from sightline.base.text.tokenizer import Offsets, TextTokenizer
 from sightline.base.text.words import Span, Word, merge_weights, rows_that_read, words_of
 from sightline.service.api_errors import ApiError
@@ -559,19 +559,23 @@ def _select(
     return selections
 
 
+def methods_of(manifest: Manifest) -> tuple[Method, ...]:
+    """Return the methods of the attention maps of a model."""
+    return ("weights",) if manifest.contributions is None else get_args(Method)
+
+
 def _maps_of(model: ServedModel, method: Method) -> Sequence[AttentionMaps]:
     """Return the maps that a model has of a method, or reject the method."""
     maps = model.manifest.attention
-    if method == "weights":
-        return maps
-    if model.manifest.contributions is None:
+    if method not in methods_of(model.manifest):
         message = (
-            f"{model.name} has no {method}. Use the method weights, or make a bundle of an encoder-decoder Transformer "
-            "with `sightline export --contributions` or `sightline models get --contributions`."
+            f"{model.name} has no {method}. Use the method weights, or make a float32 bundle of a Transformer with "
+            "self-attention in encoder and decoder, with `sightline export --contributions` or `sightline models get "
+            "--contributions`."
         )
         raise ApiError("unsupported_parameter", message, field="method")
-    if method == "norms":
-        return [of_kind.model_copy(update={"normalized": False}) for of_kind in maps]
+    if method in ("weights", "norms"):
+        return maps if method == "weights" else [one.model_copy(update={"normalized": False}) for one in maps]
     # All heads together. In the decoder, only the shares of both texts have the sum 1.
     are_all = {of_kind.kind: method != "alti" or of_kind.kind in ENCODER_KINDS for of_kind in maps}
     return [of_kind.model_copy(update={"heads": 1, "normalized": are_all[of_kind.kind]}) for of_kind in maps]

@@ -5,7 +5,7 @@ import { Alignment } from "./alignment.js";
 import { button, element, errorBox, field, select } from "./dom.js";
 import { Heads } from "./heads.js";
 import { HeatMap, tableOf } from "./heatmap.js";
-import { KIND_NAMES, Matrix } from "./maps.js";
+import { KIND_NAMES, Matrix, METHODS } from "./maps.js";
 import { bars, Panel } from "./panel.js";
 import { DEFAULTS, fromFragment, isDamaged, side, toFragment } from "./state.js";
 import * as svg from "./svg.js";
@@ -19,6 +19,9 @@ const FORMULAS = {
   special: "Rows and columns of special tokens, such as </s>, are hidden. The weights that remain are not rescaled.",
   rollout:
     "Attention rollout (Abnar and Zuidema 2020): the product over the layers of (A + I) / 2, with A the mean over the heads. Cross-attention is multiplied by the rollout of the encoder.",
+  norms: "Norms (Kobayashi et al. 2020): the length of the vector that the head takes from each token.",
+  value_zeroing: "Value zeroing (Mohebbi et al. 2023): how much the output of the layer turns without the value of a token. Rows sum to 1.",
+  alti: "ALTI+ (Ferrando et al. 2022): the share of each token of the input and of the text so far in the output of the layer.",
 };
 const RETRY_MS = 1500;
 
@@ -146,7 +149,7 @@ function selection(panel) {
   const layer = Math.min(state.layer ?? alignment?.layer ?? kind.layers - 1, kind.layers - 1);
   const given = state.head ?? (alignment?.heads.length === 1 && layer === alignment.layer ? alignment.heads[0] : "mean");
   const head = typeof given === "number" ? Math.min(given, kind.heads - 1) : given;
-  return { kind, layer, head: head === "rollout" && kind.kind === "encoder_slots" ? "mean" : head };
+  return { kind, layer, head: head === "rollout" && !kind.canRollOut ? "mean" : head };
 }
 
 /** Mark the view as out of date until it is drawn again. */
@@ -180,7 +183,7 @@ async function drawView(isCurrent) {
   try {
     const matrices = await Promise.all(choices.map(async ({ panel, kind, layer, head }) => {
       const matrix = await panel.maps.matrix(kind.kind, units, layer, head);
-      matrix.title = `${panel.card.id}: ${matrix.title}`;
+      matrix.title = `${panel.card.id}: ${matrix.title}${kind.method === "weights" ? "" : `, ${METHODS[kind.method]}`}`;
       return state.hideSpecial ? matrix.withoutSpecial() : matrix;
     }));
     if (!isCurrent()) return;
@@ -276,6 +279,7 @@ function navigator({ panel, kind, layer, head }) {
 
 /** Return a sentence on what is particular to a kind of attention. */
 function noteOf(kind, head, matrix) {
+  if (kind.method !== "weights") return FORMULAS[kind.method];
   const notes = matrix.isHard ? ["Each row attends to a single token, as with hard attention."] : [];
   const isOfOne = kind.normalized && kind.window === null && (head === "mean" || typeof head === "number"); // rows sum to 1
   const hidden = isOfOne ? 1 - matrix.data.reduce((sum, weight) => sum + weight, 0) / matrix.rows.length : 0;
@@ -310,7 +314,7 @@ function buildToolbar(ready) {
   const tabs = element("div", { role: "group", className: "tabs", "aria-label": "View" },
     ...Object.entries(VIEWS).map(([name, title]) => button(title, () => change({ view: name }), { ariaPressed: String(state.view === name) })));
   const indices = count => Array.from({ length: count }, (_, index) => [String(index), String(index)]);
-  const combined = [["mean", "mean"], ["max", "max"], ...(kind.kind === "encoder_slots" ? [] : [["rollout", "rollout"]])];
+  const combined = [["mean", "mean"], ["max", "max"], ...(kind.canRollOut ? [["rollout", "rollout"]] : [])];
   const check = (text, key, help) => {
     const box = element("input", { type: "checkbox", checked: state[key] });
     box.addEventListener("change", () => change({ [key]: box.checked }));

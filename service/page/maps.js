@@ -174,6 +174,7 @@ export class AttentionMaps {
   }
 }
 
+export const METHODS = { weights: "weights", norms: "norms", value_zeroing: "value zeroing", alti: "ALTI+" };
 const REDUCTIONS = { mean: "mean", max: "maximum" };
 
 export const KIND_NAMES = {

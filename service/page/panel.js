@@ -4,7 +4,7 @@ import { request, stream } from "./api.js";
 import { button, element, errorBox, field, select } from "./dom.js";
 import { EXAMPLE_QUERY, examplesOf } from "./examples.js";
 import { Hiding } from "./hiding.js";
-import { AttentionMaps } from "./maps.js";
+import { AttentionMaps, METHODS } from "./maps.js";
 import { tokenList } from "./tokens.js";
 
 const TITLES = {
@@ -102,7 +102,8 @@ export class Panel {
     this._form = element("form", {},
       element("div", { className: "line" },
         field("Model", select(modelOptions(this._cards), card.id, name => this._setModel(name)), card.description),
-        field("Example", example), ...this._languageFields()),
+        field("Example", example), ...this._languageFields(),
+        card.attention_methods.length > 1 ? field("Method", select(Object.entries(METHODS), side.method, method => { side.method = method; this.run(); })) : null),
       element("p", { className: "about", textContent: card.description }),
       mode === "rerank" ? field("Query", this._textField("query")) : null,
       mode === "chat" ? field("System message", this._textField("system")) : null,
@@ -300,7 +301,7 @@ export class Panel {
     if (side.forced !== null) return this._force(identity, signal);
     if (warnings) this._output.append(element("p", { className: "hint", textContent: "The text has several sentences, but the model was trained on single ones and may leave out some of them. Without target_prefix, each sentence is translated." }));
     this._showGenerated(best, outputs);
-    if (this.card.attention.length) this._setMaps({ ...identity, parameters });
+    this._setMaps({ ...identity, parameters });
     this._hiding(identity, best.text);
   }
 
@@ -330,7 +331,7 @@ export class Panel {
     this._showGenerated(best, outputs);
     // Sequence i of a call has the seed of the call plus i.
     const seed = parameters.do_sample ? { seed: parameters.seed + this._sentence } : {};
-    if (this.card.attention.length) this._setMaps({ ...own, parameters: { ...parameters, ...seed } });
+    this._setMaps({ ...own, parameters: { ...parameters, ...seed } });
     this._hiding(own, best.text);
   }
 
@@ -359,7 +360,7 @@ export class Panel {
     this.outputs = [output];
     this._output.replaceChildren(element("p", { className: "text", dir: "auto", textContent: side.forced }), this._sentenceList());
     this._showGenerated({ ...output, text: side.forced }, []);
-    if (this.card.attention.length) this._setMaps({ ...identity, targets: side.forced, parameters });
+    this._setMaps({ ...identity, targets: side.forced, parameters });
     this._hiding(identity, side.forced);
   }
 
@@ -392,9 +393,11 @@ export class Panel {
   }
 
   _setMaps(body) {
-    const extra = {};
-    if (isDecoderOnly(this.card)) extra.prompt_rows = true;
-    this.maps = new AttentionMaps(this.card.attention, { ...body, ...extra });
+    const { attention, attention_methods: methods } = this.card;
+    const method = methods.includes(this.side.method) ? this.side.method : "weights";
+    const isWhole = method === "value_zeroing" || method === "alti"; // all heads together
+    const kinds = attention.map(kind => ({ ...kind, method, heads: isWhole ? 1 : kind.heads, canRollOut: method === "weights" && kind.kind !== "encoder_slots" }));
+    if (kinds.length) this.maps = new AttentionMaps(kinds, { ...body, method, prompt_rows: isDecoderOnly(this.card) });
   }
 
   _hiding(identity, text) {
@@ -461,7 +464,7 @@ export class Panel {
     const { outputs: [output] } = await request("/v1/classify", { ...this._base, inputs: side.input }, signal);
     this.outputs = [output];
     this._output.replaceChildren(bars(output.labels.map(({ label, score }) => [label, score])));
-    this._setEncoderMaps(side.input);
+    this._setMaps({ ...this._base, inputs: side.input });
     await this._leaveOut(output.labels[0], signal);
   }
 
@@ -500,7 +503,7 @@ export class Panel {
     }
     text.append(characters.slice(end).join(""));
     this._output.replaceChildren(text);
-    this._setEncoderMaps(side.input);
+    this._setMaps({ ...this._base, inputs: side.input });
   }
 
   get _lines() {
@@ -512,7 +515,7 @@ export class Panel {
     const { results } = await request("/v1/rerank", { ...this._base, query: this.side.query, documents }, signal);
     this.outputs = results;
     this._output.replaceChildren(bars(results.map(one => [documents[one.index], one.relevance_score])));
-    this._setEncoderMaps([[this.side.query, documents[results[0].index]]]);
+    this._setMaps({ ...this._base, inputs: [[this.side.query, documents[results[0].index]]] });
   }
 
   async _run_encode(signal) {
@@ -538,11 +541,7 @@ export class Panel {
     this._output.replaceChildren(element("div", { className: "scroller" }, table));
     if (!this.card.sentence_similarity)
       this._output.append(element("p", { className: "hint", textContent: "This model was not trained for sentence similarity, so the cosines say little about meaning." }));
-    this._setEncoderMaps(texts[0]);
-  }
-
-  _setEncoderMaps(inputs) {
-    if (this.card.attention.length) this._setMaps({ ...this._base, inputs });
+    this._setMaps({ ...this._base, inputs: texts[0] });
   }
 }
 

@@ -25,6 +25,7 @@ export function side(values = {}) {
     sentence: 0, // index of the sentence that is shown, of a text that was split into sentences
     forced: null, // an edited output of this sentence or of the whole text, or another hypothesis
     hidden: [], // indices of hidden source tokens
+    method: "weights", // measure of the attention maps
     parameters: {},
     ...values,
   };

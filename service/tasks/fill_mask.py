@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,11 @@ Target = Annotated[str, Field(min_length=1, max_length=256)]
 TopK = Annotated[int, Field(ge=1, le=100, description="Number of tokens for each mask.")]
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 Targets = Annotated[
     list[Target],
-    BeforeValidator(_as_list, json_schema_input_type=Target | list[Target]),
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=Target | list[Target]
+    ),
     Field(
         min_length=1,
         max_length=1024,

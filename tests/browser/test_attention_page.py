@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lab.bench.server import RunningServer, serving
-from sightline.export.options import BundleMetadata
+from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
 from tests.browser.conftest import MODELS
 from tests.e2e.asking import post
@@ -42,7 +42,8 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     tokenizer.save(str(checkpoints / "t5" / "tokenizer.json"))
     (checkpoints / "t5" / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     for name in ("marian", "t5"):
-        export_checkpoint(Export(checkpoints / name, bundles / name, BundleMetadata(name)))
+        options = ExportOptions(contributions=name == "marian")
+        export_checkpoint(Export(checkpoints / name, bundles / name, BundleMetadata(name), options))
     with serving(bundles, workers=1) as running:
         yield running
 
@@ -176,6 +177,20 @@ def test_layers_heads_and_rollout_can_be_chosen(
         choose(page, "Layer", "1")
         choose(page, "Head", head)
         page.locator("figcaption", has_text=title).first.wait_for()
+
+
+def test_contributions_take_the_place_of_weights(open_page: OpenPage, imported: RunningServer) -> None:
+    page = open_page(imported.url)
+    choose(page, "Model", "marian")
+    for method, title, heads in (("weights", "head 0", 2), ("alti", "head 0, ALTI+", 1), ("norms", "head 0, norms", 2)):
+        choose(page, "Method", method)
+        choose(page, "Head", "0")
+        page.locator("figcaption", has_text=title).first.wait_for()
+        assert page.get_by_label("Head", exact=True).locator("option[value='rollout']").count() == (method == "weights")
+        assert page.locator(".navigator .layer").first.locator("button").count() == heads
+    choose(page, "Model", "t5")
+    page.locator("figcaption", has_text="t5").first.wait_for()
+    assert page.get_by_label("Method", exact=True).count() == 0
 
 
 def test_weight_on_hidden_tokens_is_pointed_out(open_page: OpenPage, server: RunningServer) -> None:

@@ -1,31 +1,31 @@
-"""Contributions equal a plain calculation with NumPy in float64, which zeroes values one by one."""
+"""Contributions equal those of the reference, which zeroes values one by one."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import onnx
 import pytest
-from numpy.typing import NDArray
 
 import sightline
 from sightline.base.bundle_files import read_bundle
 from sightline.base.errors import UsageError
 from sightline.export import pipeline
-from sightline.export.check.numpy_reference import ReferenceLayers
-from sightline.export.check.sessions import open_session
+from sightline.export.check.verify import compare_contributions
 from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.families import trained
-from sightline.export.families.description import Attention, Description, Norm
+from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.contributions import contributions_graph
+from sightline.export.import_errors import VerificationError
 from sightline.export.options import BundleMetadata, ExportOptions, QuantizationRecipe
 from sightline.export.writing import write_graphs
 from sightline.model.config import TransformerConfig
-from sightline.service.engine.contributions import maps_of
+from sightline.service.api.models import card_of
+from sightline.service.engine.contributions import roll_out
 from sightline.service.inference import maps
 from tests.equality.systems import MakeConfig, random_models, small
 from tests.support.export import main
@@ -34,167 +34,23 @@ from tests.support.training_runs import export_bundle, omit_check
 from tests.zoo.comparing import import_folder
 from tests.zoo.models import SEQ2SEQ
 
-Array = NDArray[np.float64]
-Maps = dict[str, Array]
-
 METHODS = ("norms", "value_zeroing", "alti")
+OPTIONS = ExportOptions(contributions=True)
 SOURCE, TARGET = [11, 52, 9, 33, 45, 67, 2], [1, 45, 67, 12, 30]
-# Of float32; norms are of the order of 1 to 10, and other values are shares of rows.
-TOLERANCE = 2e-4
 
 
-@dataclass(frozen=True)
-class Sublayer:
-    """One attention sublayer of a text."""
-
-    kind: str
-    x: Array  # what it is added to, (N, M)
-    tokens: Array  # what it attends to, (K, M)
-    weights: Array  # (H, N, K)
-    result: Array  # (N, M)
-    output: Array  # (N, M)
-    vectors: Array  # f(x), (H, K, M)
-
-
-class RecordingLayers(ReferenceLayers):
-    """Records the attention of one text, and zeroes the value of one token in one module."""
-
-    def __init__(self, *arguments: Any, zeroed: tuple[str, int] = ("", 0)) -> None:
-        super().__init__(*arguments)
-        self.zeroed = zeroed
-        self.sublayers: dict[str, Sublayer] = {}
-        self.layers: list[Array] = []  # outputs
-        self._attended: dict[str, tuple[Array, Array, Array, Array]] = {}
-
-    def linear(self, x: Array, module: str) -> Array:
-        result = super().linear(x, module)
-        if module == f"{self.zeroed[0]}.value":
-            result[self.zeroed[1]] = 0
-        return result
-
-    def attention(self, module: str, options: Attention, x: Array, *arguments: Any) -> Any:
-        tokens = arguments[1]
-        output, maps, slots = super().attention(module, options, x, *arguments)
-        matrix = self.weights.read(f"{module}.output.weight").astype(np.float64)  # (M, H * D)
-        values = self.linear(tokens, f"{module}.value").reshape(len(tokens), options.heads, -1)
-        parts = matrix.reshape(len(matrix), options.heads, -1)  # (M, H, D)
-        vectors = np.stack([values[:, head] @ parts[:, head].T for head in range(options.heads)])
-        self._attended[module] = tokens, maps[0], output, vectors
-        return output, maps, slots
-
-    def sublayer(self, x: Array, module: str, compute: Callable[[Array], Array], *arguments: Any, **more: Any) -> Array:
-        output = super().sublayer(x, module, compute, *arguments, **more)
-        if module in self._attended:
-            tokens, weights, result, vectors = self._attended[module]
-            kind = "cross" if module.endswith("cross_attention") else self.name
-            self.sublayers[module] = Sublayer(kind, x, tokens, weights, result, output, vectors)
-        return output
-
-    def feed_forward(self, x: Array, layer: int, before: Array) -> Array:
-        self.layers.append(super().feed_forward(x, layer, before))
-        return self.layers[-1]
-
-
-def run(model: Description, weights: Weights, zeroed: tuple[str, int] = ("", 0)) -> list[RecordingLayers]:
-    encoder = RecordingLayers(weights, "encoder", model.encoder_stack, zeroed=zeroed)
-    memories, _ = encoder.run([SOURCE], [np.arange(len(SOURCE))])
-    decoder = RecordingLayers(weights, "decoder", model.decoder_stack, zeroed=zeroed)
-    decoder.run([TARGET], [np.arange(len(TARGET))], memories)
-    return [encoder, decoder]
-
-
-def norms(stacks: list[RecordingLayers]) -> Maps:
-    """Kobayashi et al. 2020, equation 5: the norms of weighted vectors of each head."""
-    maps: dict[str, list[Array]] = {}
-    for sublayer in (each for stack in stacks for each in stack.sublayers.values()):
-        weighted = sublayer.weights[..., None] * sublayer.vectors[:, None]  # (H, N, K, M)
-        maps.setdefault(sublayer.kind, []).append(np.linalg.norm(weighted, axis=-1))
-    return {kind: np.stack(layers) for kind, layers in maps.items()}
-
-
-def value_zeroing(model: Description, weights: Weights, stacks: list[RecordingLayers]) -> Maps:
-    """Mohebbi et al. 2023: the cosine distances of the outputs of a layer without a value."""
-    maps: dict[str, list[Array]] = {}
-    for number, stack in enumerate(stacks):
-        for module, sublayer in stack.sublayers.items():
-            layer, columns = int(module.split(".")[1]), []
-            for token in range(len(sublayer.tokens)):
-                changed = run(model, weights, (module, token))[number].layers[layer]
-                whole = stack.layers[layer]
-                cosines = (changed * whole).sum(-1) / np.linalg.norm(changed, axis=-1) / np.linalg.norm(whole, axis=-1)
-                columns.append(1 - cosines)
-            rows = np.stack(columns, axis=-1)  # (N, K)
-            maps.setdefault(sublayer.kind, []).append((rows / rows.sum(axis=-1, keepdims=True))[None])
-    return {kind: np.stack(layers) for kind, layers in maps.items()}
-
-
-def mixing(sublayer: Sublayer, scale: Array | None, norm: Norm) -> Array:
-    """Ferrando et al. 2022: the shares of tokens in each output of a sublayer (N, K).
-
-    Cross-attention has one more column. With `scale`, the sum is normalized.
-    """
-    rows = []
-    for index, weights in enumerate(sublayer.weights.transpose(1, 2, 0)):  # (K, H)
-        parts = [weights[token] @ sublayer.vectors[:, token] for token in range(len(sublayer.tokens))]
-        if sublayer.kind == "cross":
-            parts.append(sublayer.x[index])
-        else:
-            parts[index] = parts[index] + sublayer.x[index]
-        if scale is not None:
-            deviation = np.sqrt(np.var(sublayer.x[index] + sublayer.result[index]) + norm.epsilon)
-            parts = [scale * (part - part.mean()) / deviation for part in parts]
-        output = sublayer.output[index]
-        near = [max(0.0, np.abs(output).sum() - np.abs(output - part).sum()) for part in parts]
-        rows.append(np.array(near) / sum(near))
-    return np.stack(rows)
-
-
-def alti(stacks: list[RecordingLayers]) -> Maps:
-    """Ferrando et al. 2022: the shares of the embeddings in the outputs of each layer."""
-    maps: dict[str, list[Array]] = {}
-    shares: dict[str, Array] = {}  # of all tokens of source and target, by text
-    for name, first, stack in (("encoder", 0, stacks[0]), ("decoder", len(SOURCE), stacks[1])):
-        size = len(SOURCE) if name == "encoder" else len(TARGET)
-        shares[name] = np.eye(len(SOURCE) + len(TARGET))[first : first + size]
-        for module, sublayer in stack.sublayers.items():
-            scale = None
-            if stack.stack.norm_place == "post":
-                scale = stack.read(f"{module}_norm.weight")
-            mixed = mixing(sublayer, scale, stack.stack.norm)
-            if sublayer.kind == "cross":
-                shares[name] = mixed[:, :-1] @ shares["encoder"] + mixed[:, -1:] * shares[name]
-                maps.setdefault("cross", []).append(shares[name][None, :, : len(SOURCE)])
-                maps.setdefault("decoder", []).append(shares[name][None, :, len(SOURCE) :])
-            else:
-                shares[name] = mixed @ shares[name]
-                if name == "encoder":
-                    maps.setdefault("encoder", []).append(shares[name][None, :, : len(SOURCE)])
-    return {kind: np.stack(layers) for kind, layers in maps.items()}
-
-
-def measured(folder: Path, model: Description, weights: Weights) -> dict[str, Maps]:
-    """Return the maps of each method from the graph."""
+def write(folder: Path, model: Description, weights: Weights) -> Path:
     with WeightFile(folder / "contributions.bin") as file:
         graph = write_graphs(folder, {"contributions": contributions_graph(model, weights, file)})["contributions"]
-    session, found = open_session(folder / graph.file), {}
-    feeds = {"source_ids": np.array([SOURCE]), "target_ids": np.array([TARGET]), "zeroed_tokens": np.array([9])}
-    for method in METHODS:
-        names = [name for name in graph.outputs if name.startswith(f"{method}.")]
-        outputs = session.run(names, feeds)
-        columns = {name.partition(".")[2]: array for name, array in zip(names, outputs, strict=True)}
-        found[method] = {kind: np.asarray(array, np.float64) for kind, array in maps_of(method, columns).items()}
-    return found
+    return folder / graph.file
 
 
 def assert_equal_the_reference(folder: Path, model: Description, weights: Weights) -> None:
-    stacks, found = run(model, weights), measured(folder, model, weights)
-    expected = {"norms": norms(stacks), "value_zeroing": value_zeroing(model, weights, stacks), "alti": alti(stacks)}
-    for method, of_kinds in expected.items():
-        assert found[method].keys() == of_kinds.keys() == {"encoder", "cross", "decoder"}
-        for kind, array in of_kinds.items():
-            np.testing.assert_allclose(
-                found[method][kind], array, rtol=TOLERANCE, atol=TOLERANCE, err_msg=f"{method} of {kind}"
-            )
+    path = write(folder, model, weights)
+    for source, target in ((SOURCE, TARGET), (SOURCE[:1], TARGET[:1])):
+        pairs = compare_contributions(path, model, weights, source, target)
+        assert len(pairs) == 9  # of three methods, for each kind of attention
+        assert all(difference <= limit for difference, limit in pairs)
 
 
 SYSTEMS: dict[str, MakeConfig] = {
@@ -227,6 +83,53 @@ def test_contributions_of_imported_models_equal_the_reference(name: str, tmp_pat
     assert_equal_the_reference(tmp_path, imported.model, imported.weights)
 
 
+def _with_op(kind: str, new: str, **attributes: float) -> Callable[[onnx.GraphProto], None]:
+    def change(graph: onnx.GraphProto) -> None:
+        node = [one for one in graph.node if one.op_type == kind][-1]
+        node.op_type = new
+        kept = [one for one in node.attribute if one.name not in attributes]
+        del node.attribute[:]
+        node.attribute.extend([*kept, *(onnx.helper.make_attribute(*pair) for pair in attributes.items())])
+
+    return change
+
+
+WRONG: dict[str, Callable[[onnx.GraphProto], None]] = {
+    "lengths": _with_op("ReduceL2", "ReduceL1"),
+    "sums of absolute values": _with_op("ReduceL1", "ReduceL2"),
+    "epsilon": _with_op("LayerNormalization", "LayerNormalization", epsilon=0.01),
+    "unit vectors": _with_op("LpNormalization", "LpNormalization", p=1),
+    "scale of attention": _with_op("Attention", "Attention", scale=0.2),
+    "own part": _with_op("Equal", "Greater"),
+}
+
+
+@pytest.mark.parametrize("error", WRONG)
+def test_a_wrong_graph_is_found(error: str, checkpoint: Path, tmp_path: Path) -> None:
+    model, weights = describe_trained(small("transformer"), checkpoint)
+    path = write(tmp_path, model, weights)
+    graph = onnx.load(path, load_external_data=False)
+    WRONG[error](graph.graph)
+    onnx.save_model(graph, path)
+    pairs = compare_contributions(path, model, weights, SOURCE, TARGET)
+    assert any(not difference <= limit for difference, limit in pairs)
+
+
+def test_shares_are_those_of_the_embeddings() -> None:
+    """Ferrando et al. 2022: each sublayer mixes the shares of the vectors that it reads."""
+    generator, source, target = np.random.default_rng(0), np.eye(7)[:4], np.eye(7)[4:]
+    sizes = {"encoder": (2, 4, 4), "decoder": (3, 3, 3), "cross": (3, 3, 5)}
+    shares = {kind: generator.dirichlet(np.ones(size[-1]), size[:-1]) for kind, size in sizes.items()}
+    rolled = roll_out(shares)
+    for mixed, found in zip(shares["encoder"], rolled["encoder"], strict=True):
+        source = mixed @ source
+        np.testing.assert_allclose(found, source[:, :4], rtol=1e-5)
+    layers = (shares["decoder"], shares["cross"], rolled["cross"], rolled["decoder"])
+    for mixed, attended, of_source, of_target in zip(*layers, strict=True):
+        target = attended[:, :-1] @ source + attended[:, -1:] * (mixed @ target)
+        np.testing.assert_allclose(np.concatenate([of_source, of_target], axis=1), target, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -237,17 +140,36 @@ def test_contributions_of_imported_models_equal_the_reference(name: str, tmp_pat
     ],
 )
 def test_other_architectures_are_rejected(config: MakeConfig, checkpoint: Path, tmp_path: Path) -> None:
-    with WeightFile(tmp_path / "weights.bin") as file, pytest.raises(UsageError, match="--contributions is only for"):
+    with (
+        WeightFile(tmp_path / "weights.bin") as file,
+        pytest.raises(UsageError, match="only for Transformers with self-attention in encoder and decoder"),
+    ):
         contributions_graph(*describe_trained(config, checkpoint), file)
 
 
 @pytest.fixture(scope="module")
 def with_contributions(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles") / "toy"
-    options = ExportOptions(contributions=True)
     with patch.object(pipeline, "check", omit_check):
-        pipeline.export_checkpoint(pipeline.Export(checkpoint, folder, BundleMetadata("toy"), options, "training"))
+        pipeline.export_checkpoint(pipeline.Export(checkpoint, folder, BundleMetadata("toy"), OPTIONS, "training"))
     return folder
+
+
+def test_an_export_checks_the_graph(with_contributions: Path, checkpoint: Path, tmp_path: Path) -> None:
+    pipeline.verify_bundle(with_contributions, read_bundle(with_contributions), checkpoint, kind="training")
+
+    def wrong(*arguments: Any) -> onnx.ModelProto:
+        model = contributions_graph(*arguments)
+        WRONG["epsilon"](model.graph)
+        return model
+
+    export = pipeline.Export(checkpoint, tmp_path / "toy", BundleMetadata("toy"), OPTIONS, "training")
+    with (
+        patch.object(pipeline, "contributions_graph", wrong),
+        pytest.raises(VerificationError, match="differ: contributions differ by"),
+    ):
+        pipeline.export_checkpoint(export)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_bundle_without_contributions_keeps_every_bit(
@@ -269,6 +191,19 @@ def test_a_converted_bundle_has_no_contributions(with_contributions: Path, check
     assert "contributions.onnx" not in manifest.files
     arguments = [str(checkpoint), "--out", str(tmp_path / "none"), "--contributions", "--bits", "8"]
     assert main(arguments) == 2
+    assert card_of(manifest, "ready").attention_methods == ["weights"]
+    with (
+        sightline.load(tmp_path / "toy8") as client,
+        pytest.raises(
+            sightline.SightlineError, match=r"has no alti\. Use the method weights, or make a float32 bundle"
+        ),
+    ):
+        client.attention("a man sleeps", method="alti")
+
+
+def test_a_model_lists_its_methods(with_contributions: Path) -> None:
+    card = card_of(read_bundle(with_contributions), "ready")
+    assert card.attention_methods == ["weights", *METHODS]
 
 
 @pytest.fixture(scope="module")

@@ -101,8 +101,7 @@ async def model_ready(call: Call, model_name: PathModel) -> Info:
 
 async def model_metadata(call: Call, model_name: PathModel) -> Info:
     """Describe the input and output tensors of a model; -1 in a shape depends on the request."""
-    manifest = call.service.find_manifest(model_name)
-    inputs, outputs = _tensors(manifest)
+    manifest, inputs, outputs = _tensors(call, model_name)
     return {
         "name": manifest.name,
         "versions": [VERSION],
@@ -114,8 +113,7 @@ async def model_metadata(call: Call, model_name: PathModel) -> Info:
 
 async def model_config(call: Call, model_name: PathModel) -> Info:
     """Describe a model as a Triton configuration, whose dimensions have no first axis."""
-    manifest = call.service.find_manifest(model_name)
-    inputs, outputs = _tensors(manifest)
+    manifest, inputs, outputs = _tensors(call, model_name)
     return {
         "name": manifest.name,
         "platform": "onnxruntime_onnx",
@@ -133,10 +131,10 @@ INPUTS: Tensors = [("text_input", "BYTES", (-1, 1))]
 RERANK_INPUTS: Tensors = [("query", "BYTES", (-1, 1)), *INPUTS]
 
 
-def _tensors(manifest: Manifest) -> tuple[Tensors, Tensors]:
-    outputs = outputs_of(manifest).items()
+def _tensors(call: Call, model_name: str) -> tuple[Manifest, Tensors, Tensors]:
+    manifest = call.service.find_manifest(model_name)
     inputs = RERANK_INPUTS if "rerank" in manifest.tasks else INPUTS
-    return inputs, [(name, output.datatype, output.shape) for name, output in outputs]
+    return manifest, inputs, [(name, one.datatype, one.shape) for name, one in outputs_of(manifest).items()]
 
 
 async def model_statistics(call: Call, model_name: PathModel) -> Info:

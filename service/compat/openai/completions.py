@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 from sightline.base.text.stream import TextStream
 from sightline.service.api.endpoint import Call, EventStream
-from sightline.service.body_fields import IdLists, Texts
+from sightline.service.body_fields import Texts
 from sightline.service.compat.common import FINISH_REASONS, blank_before, check_continues_prompt, named_model
 from sightline.service.compat.openai import schemas
 from sightline.service.compat.openai.text_response import TextResponse
@@ -46,7 +46,9 @@ class CompletionWriter:
         prefix_ids = model.target_tokenizer.encode(prefix, add_special_tokens=False) if prefix else []
         self._model = model
         self._index = index
-        self._echo = _text_of(model, body.inputs, prompt) if body.echo else ""
+        self._echo, inputs, tokenizer = "", body.inputs, model.source_tokenizer
+        if body.echo:
+            self._echo = inputs.texts[prompt] if isinstance(inputs, Texts) else tokenizer.decode(inputs.lists[prompt])
         self._prefix = model.target_tokenizer.decode(prefix_ids)
         self._returns_logprobs = body.top_logprobs is not None
         self._has_begun = False
@@ -103,8 +105,3 @@ def _by_text(token: OutputToken) -> dict[str, float]:
     for top in {top.id: top for top in (token, *alternatives_of(token))}.values():
         logprobs[f"token_id:{top.id}" if top.text in logprobs else top.text] = top.logprob  # as vLLM names tokens
     return logprobs
-
-
-def _text_of(model: ServedModel, inputs: Texts | IdLists, index: int) -> str:
-    """Return the text of a prompt."""
-    return inputs.texts[index] if isinstance(inputs, Texts) else model.source_tokenizer.decode(inputs.lists[index])

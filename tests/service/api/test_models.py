@@ -27,6 +27,7 @@ async def test_a_model_reports_its_limits_its_attention_and_its_runtime(start: S
             "vocabulary": 265,
             "shortlist": None,
         }
+        assert response["attention_methods"] == ["weights"]
         assert response["attention"][0] == {
             "kind": "encoder",
             "layers": 2,
