@@ -77,9 +77,8 @@ def embed(inputs: Inputs, *, model: str | None = None, **options: Any) -> Reques
     body = _body(inputs=inputs, model=model, **{"encoding": "base64", **options})
 
     def read(document: Any) -> NamedArray:
-        size = document["dimensions"]
-        rows = [read_array(data, [size]) for data in document["embeddings"]]
-        return NamedArray(np.stack(rows), {"text": json.loads(body)["inputs"], "dimension": range(size)})
+        rows = np.stack([read_array(data, [document["dimensions"]]) for data in document["embeddings"]])
+        return NamedArray(rows, {"text": json.loads(body)["inputs"], "dimension": range(rows.shape[1])})
 
     return Request("/v1/encode", body, read)
 

@@ -267,9 +267,8 @@ def read_attention(raw: Mapping[str, Any], model: str, output: Mapping[str, Any]
     tokens: dict[str, list[str]] = {name: raw.get(name) or [] for name in names}
     maps = {}
     for each in raw["maps"]:
-        heads = each["heads"]
-        if each["shape"][1] != len(heads):  # they were reduced
-            heads = [",".join(map(str, heads))]
+        is_reduced = each["shape"][1] != len(each["heads"])
+        heads = [",".join(map(str, each["heads"]))] if is_reduced else each["heads"]
         queries, keys = drawing.axis_labels(each["kind"], tokens, each["shape"][-1])
         axes = {"layer": each["layers"], "head": heads, "query": queries, "key": keys}
         maps[each["kind"]] = NamedArray(read_array(each["data"], each["shape"]), axes)

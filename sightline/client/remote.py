@@ -22,20 +22,22 @@ class HttpTransport:
     """Sends requests to a service over HTTP, and those that it could not take now again."""
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float | None, max_retries: int) -> None:
-        try:
-            base = httpx.URL(url)
-            is_url = base.scheme in ("http", "https") and base.host and (base.port or 0) < 65_536
-        except (httpx.InvalidURL, TypeError):
-            is_url = False
-        require(is_url, "url must begin with http:// or https://, and have a host and a port up to 65535")
         is_key = api_key is None or (isinstance(api_key, str) and re.fullmatch("[!-~]+", api_key))
         require(is_key, "api_key must be ASCII letters, digits and signs without spaces")
         is_time = timeout_s is None or (isinstance(timeout_s, Real) and timeout_s > 0)
         require(is_time, "timeout_s must be a number of seconds greater than 0, or None")
         require(isinstance(max_retries, Integral) and max_retries >= 0, "max_retries must be a whole number from 0")
         key = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        need = "url must begin with http:// or https://, and have a host and a port up to 65535"
+        try:
+            base = httpx.URL(url)
+            require(base.scheme in ("http", "https") and base.host and (base.port or 0) < 65_536, need)
+            self._client = httpx.AsyncClient(base_url=base, headers=JSON | key, timeout=timeout_s)
+        except (httpx.InvalidURL, TypeError):
+            require(False, need)
+        except (ImportError, OSError, ValueError) as error:
+            require(False, f"check variables for proxies and certificates, as HTTPS_PROXY and SSL_CERT_FILE: {error}")
         self._url, self._max_retries = str(base.copy_with(userinfo=b"")), max_retries
-        self._client = httpx.AsyncClient(base_url=base, headers=JSON | key, timeout=timeout_s)
 
     async def send(self, request: Request[T]) -> T:
         async with self._respond(request) as response:
