@@ -67,11 +67,11 @@ def find_bundles(
     for name in default_models:
         if name not in folders:
             present = list_of(folders) or "no bundle that can be read"
-            raise MissingBundleError(
-                f"the default model {name} is not in {folder}{did_you_mean(name, folders)}, which has {present}; set "
-                "SIGHTLINE_DEFAULT_MODEL or --default-model to a model of the folder, or to nothing, or change "
-                f"{folder / DEFAULT_MODELS} with `sightline models default`"
-            )
+            way = "set SIGHTLINE_DEFAULT_MODEL or --default-model to a model of the folder, or to nothing"
+            if read_default_models(folder) == tuple(default_models):
+                way = f"change {folder / DEFAULT_MODELS} with `sightline models default`"
+            reason = f"is not in {folder}{did_you_mean(name, folders)}, which has {present}"
+            raise MissingBundleError(f"the default model {name} {reason}; {way}")
     return bundles
 
 

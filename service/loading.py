@@ -368,8 +368,8 @@ def _with_enough_memory(
             continue
         reason = BundleError(
             f"{folder} needs {row:,} bytes of decoder state for a sequence of {manifest.limits.max_target_tokens} "
-            f"tokens, but {num_bytes:,} bytes are allowed; set SIGHTLINE_MEMORY_BYTES to more, or import the model "
-            "again with a lower --max-tokens"
+            f"tokens, but {num_bytes:,} bytes are allowed; import the model again with a lower "
+            "--max-tokens, or allow more memory (SIGHTLINE_MEMORY_BYTES)"
         )
         on_failure(folder, reason)
     return fitting

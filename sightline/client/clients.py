@@ -6,26 +6,33 @@ in notebooks, which run a loop themselves, by several threads, and by several lo
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from functools import wraps
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from sightline.client import operations
-from sightline.client.transport import Request, Transport
+from sightline.client.outputs import library
+from sightline.client.transport import Request
+
+if TYPE_CHECKING:
+    from sightline.client.local import LocalTransport
+    from sightline.client.remote import HttpTransport
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Channel:
-    """A transport, and the event loop on which it works."""
+    """A transport, and the event loop on which all its methods run."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: "HttpTransport | LocalTransport") -> None:
         self.transport = transport
         self._closed: Future[None] | None = None  # set once it is closed
+        self._process: int | None = os.getpid()  # has the thread of the loop; None from the end of its requests on
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run_loop, name="sightline", daemon=True).start()
 
@@ -35,10 +42,18 @@ class Channel:
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run work on the event loop, from any other thread."""
-        if self._closed is not None:
+        if self._closed is not None or self._process != os.getpid():  # threads are not forked
             work.close()
-            raise RuntimeError("the client is closed; make another one")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise RuntimeError("the client is closed, or of the process that forked this one; make another one")
+        return asyncio.run_coroutine_threadsafe(self._finish(work), self._loop)
+
+    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._process is not None:
+                raise
+            raise RuntimeError("the client was closed during the call") from None
 
     def blocking(self, operation: Callable[P, Request[T]]) -> Callable[P, T]:
         @wraps(operation)
@@ -63,7 +78,7 @@ class Channel:
 
     def close(self) -> Future[None]:
         async def close() -> None:
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            self._process, tasks = None, asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -79,38 +94,28 @@ def wait(future: Future[T]) -> T:
     """Return the result of a future, or cancel it if the caller is interrupted."""
     try:
         return future.result()
-    except BaseException:
+    finally:
         future.cancel()
-        raise
 
 
 class Stream(Generic[T]):
     """The parts of a response as they arrive, for `for` and for `async for`."""
 
     def __init__(self, channel: Channel, request: Request[T]) -> None:
-        self._channel, self._request = channel, request
-        self._events = channel.transport.events(request)
+        self._channel, self._events = channel, channel.transport.events(request)
 
     def __iter__(self) -> Iterator[T]:
         try:
-            while (part := wait(self._next())) is not None:
-                yield part
+            yield from iter(lambda: wait(self._channel.run(anext(self._events, None))), None)
         finally:
             self._end()
 
     async def __aiter__(self) -> AsyncGenerator[T]:
         try:
-            while (part := await asyncio.wrap_future(self._next())) is not None:
+            while (part := await asyncio.wrap_future(self._channel.run(anext(self._events, None)))) is not None:
                 yield part
         finally:
             self._end()
-
-    def _next(self) -> Future[T | None]:
-        async def step() -> T | None:
-            event = await anext(self._events, None)
-            return None if event is None else self._request.read(event)
-
-        return self._channel.run(step())
 
     def _end(self) -> None:
         """End the request, without waiting for it: the interpreter may be ending."""
@@ -118,7 +123,7 @@ class Stream(Generic[T]):
             self._channel.run(self._events.aclose())
 
 
-class AsyncClient:
+class AsyncClient(contextlib.AbstractAsyncContextManager["AsyncClient", None]):
     """The operations of a client for `async` code; they can be awaited on any event loop."""
 
     def __init__(self, channel: Channel) -> None:
@@ -136,21 +141,18 @@ class AsyncClient:
         """End the client, and cancel those of its requests that are running."""
         await asyncio.wrap_future(self._channel.close())
 
-    async def __aenter__(self) -> Self:
-        return self
-
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
-class Client:
+class Client(contextlib.AbstractContextManager["Client", None]):
     """The operations of a running service, or of bundles in this process.
 
     Inputs are a text or several. The functions raise `SightlineError`. `aio` has the same ones for
     `async` code.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: "HttpTransport | LocalTransport") -> None:
         self._channel = channel = Channel(transport)
         self.aio = AsyncClient(channel)
         self.translate = channel.blocking(operations.translate)
@@ -165,9 +167,6 @@ class Client:
     def close(self) -> None:
         """End the client, and cancel those of its requests that are running."""
         wait(self._channel.close())
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -189,19 +188,17 @@ def connect(
         max_retries: tries after a request that the service cannot take now (429 and 503). They
             wait as long as the service asks for.
     """
-    from sightline.client.remote import HttpTransport  # loads the HTTP library
-
-    return Client(HttpTransport(url, api_key, timeout_s, max_retries))
+    remote = library("sightline.client.remote", "connect()")  # loads the HTTP library
+    return Client(remote.HttpTransport(url, api_key, timeout_s, max_retries))
 
 
 def load(bundles: str | Path, *, threads: int = 0) -> Client:
-    """Return a client that runs models in this process.
+    """Return a client that runs models in this process, but not in those that are forked from it.
 
     Args:
         bundles: folder of a bundle; or a folder with several, each of which is loaded on its first
             use.
         threads: threads of each graph; 0 measures which number is best.
     """
-    from sightline.client.local import LocalTransport  # loads ONNX Runtime
-
-    return Client(LocalTransport(Path(bundles), threads))
+    local = library("sightline.client.local", "load()")  # loads ONNX Runtime
+    return Client(local.LocalTransport(bundles, threads))

@@ -3,27 +3,16 @@
 Names and meanings of the arguments are those of the HTTP API. Arguments that are None are left out.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
 import numpy as np
 
-from sightline.client.outputs import (
-    Attention,
-    Classification,
-    Entity,
-    Generation,
-    NamedArray,
-    Output,
-    Piece,
-    RankedDocument,
-    Results,
-    Translation,
-    read_array,
-    read_attention,
-)
-from sightline.client.transport import Request
+from sightline.client import outputs
+from sightline.client.outputs import NamedArray, Output, RankedDocument, Results, read_array, read_attention, read_row
+from sightline.client.transport import Request, require
 
 Inputs = str | Iterable[str]
 Pairs = Iterable[tuple[str, str]]
@@ -40,7 +29,7 @@ def translate(
     markup: str | None = None,
     glossary: Mapping[str, str] | None = None,
     **parameters: Any,
-) -> Request[Results[Translation]]:
+) -> Request[Results[outputs.Translation]]:
     """Translate texts sentence by sentence, and keep what is none as it is.
 
     `markup` is "html" or "xml" for texts with tags. `glossary` has the translations of terms.
@@ -48,36 +37,31 @@ def translate(
     """
     parameters |= {"source_language": source_language, "target_language": target_language}
     body = _generation(inputs, parameters, model=model, markup=markup, glossary=glossary)
-    return _request("/v1/translate", body, lambda raw, model: _output(Translation, raw))
+    return _request("/v1/translate", body, lambda raw, model: _output(outputs.Translation, raw))
 
 
-def generate(inputs: Inputs, *, model: str | None = None, **parameters: Any) -> Request[Results[Generation]]:
+def generate(inputs: Inputs, *, model: str | None = None, **parameters: Any) -> Request[Results[outputs.Generation]]:
     """Generate texts.
 
     `parameters` are those of `POST /v1/generate`, such as `max_new_tokens`, `num_beams` and
     `return_attention`.
     """
 
-    def read(raw: Any, model: str) -> Generation:
-        tokens = raw["tokens"]
-        logprobs = read_array([token["logprob"] for token in tokens], [len(tokens)])
-        return _output(
-            Generation,
-            raw,
-            logprobs=NamedArray(logprobs, {"token": [token["text"] for token in tokens]}),
-            attention=raw["attention"] and read_attention(raw["attention"], model, raw),
-        )
+    def read(raw: Any, model: str) -> outputs.Generation:
+        logprobs = read_row("token", raw["tokens"], "text", "logprob")
+        attention = raw["attention"] and read_attention(raw["attention"], model, raw)
+        return _output(outputs.Generation, raw, logprobs=logprobs, attention=attention)
 
     return _request("/v1/generate", _generation(inputs, parameters, model=model), read)
 
 
-def stream(inputs: Inputs, *, model: str | None = None, **parameters: Any) -> Request[Piece]:
+def stream(inputs: Inputs, *, model: str | None = None, **parameters: Any) -> Request[outputs.Piece]:
     """Generate texts, and yield their parts as they are written; see `generate`."""
 
-    def read(raw: Any) -> Piece:
+    def read(raw: Any) -> outputs.Piece:
         reason = raw.get("finish_reason")
         text = raw["text"] if reason is None else ""  # the last event has the whole text
-        return _output(Piece, raw, text=text, finish_reason=reason)
+        return _output(outputs.Piece, raw, text=text, finish_reason=reason)
 
     return Request("/v1/generate", _generation(inputs, parameters, model=model, stream=True), read)
 
@@ -88,37 +72,31 @@ def embed(inputs: Inputs, *, model: str | None = None, **options: Any) -> Reques
     `options` are other fields of `POST /v1/encode`: `pooling`, `normalize`, `prompt_name` and
     `truncate`. By default, pooling and normalization are those of the model.
     """
-    texts = _texts([inputs] if isinstance(inputs, str) else inputs)
+    require(str(options.get("pooling")) != "none", "pooling must be mean, max, first or last, got none")
+    inputs = [inputs] if isinstance(inputs, str) else inputs
+    body = _body(inputs=inputs, model=model, **{"encoding": "base64", **options})
 
     def read(document: Any) -> NamedArray:
-        size = document["dimensions"]
-        rows = [read_array(data, [size]) for data in document["embeddings"]]
-        return NamedArray(np.stack(rows), {"text": texts, "dimension": range(size)})
+        rows = np.stack([read_array(data, [document["dimensions"]]) for data in document["embeddings"]])
+        return NamedArray(rows, {"text": json.loads(body)["inputs"], "dimension": range(rows.shape[1])})
 
-    if options.get("pooling") == "none":
-        raise ValueError("pooling must reduce the vectors of tokens to one: mean, max, first or last, got none")
-    return Request("/v1/encode", _body(inputs=texts, model=model, **options, encoding="base64"), read)
+    return Request("/v1/encode", body, read)
 
 
 def classify(
     inputs: Inputs | Pairs, *, model: str | None = None, candidate_labels: Iterable[str] | None = None, **options: Any
-) -> Request[Results[Classification]]:
+) -> Request[Results[outputs.Classification]]:
     """Return the probabilities of the model's labels, or of `candidate_labels` (zero-shot).
 
     `options` are other fields of `POST /v1/classify`, such as `return_attention` and `multi_label`.
     """
 
-    def read(raw: Any, model: str) -> Classification:
-        labels = raw["labels"]
-        scores = read_array([label["score"] for label in labels], [len(labels)])
-        return _output(
-            Classification,
-            raw,
-            scores=NamedArray(scores, {"label": [label["label"] for label in labels]}),
-            attention=None if raw["maps"] is None else read_attention(raw, model, raw),
-        )
+    def read(raw: Any, model: str) -> outputs.Classification:
+        scores = read_row("label", raw["labels"], "label", "score")
+        attention = None if raw["maps"] is None else read_attention(raw, model, raw)
+        return _output(outputs.Classification, raw, scores=scores, attention=attention)
 
-    body = _body(inputs=_texts(inputs), model=model, candidate_labels=candidate_labels, **options)
+    body = _body(inputs=inputs, model=model, candidate_labels=candidate_labels, **options)
     return _request("/v1/classify", body, read)
 
 
@@ -134,7 +112,7 @@ def attention(
     method: str | None = None,
     prompt_rows: bool = False,
     **parameters: Any,
-) -> Request[Results[Attention]]:
+) -> Request[Results[outputs.Attention]]:
     """Return the attention of the model while it generates texts, or reads `targets`.
 
     By default, all kinds, layers and heads are returned. `units` are "tokens" or "words".
@@ -142,24 +120,24 @@ def attention(
     `prompt_rows` adds the prompt of a model without an encoder. `parameters` are those of a
     generation.
     """
-    selection = _body(kinds=kinds, layers=layers, heads=heads, units=units, prompt_rows=prompt_rows, encoding="base64")
-    selection |= {"model": model, "method": method, "targets": None if targets is None else _texts(targets)}
-    body = _generation(inputs, parameters, **selection)
+    selection = {"kinds": kinds, "layers": layers, "heads": heads, "units": units, "method": method}
+    others = {"targets": targets, "prompt_rows": prompt_rows, "encoding": "base64"}
+    body = _generation(inputs, parameters, model=model, **selection, **others)
     return _request("/v1/attention", body, lambda raw, model: read_attention(raw, model, raw))
 
 
-def tag(inputs: Inputs, *, model: str | None = None, **options: Any) -> Request[Results[Entity]]:
+def tag(inputs: Inputs, *, model: str | None = None, **options: Any) -> Request[Results[outputs.Entity]]:
     """Find the entities of texts.
 
     `options` are other fields of `POST /v1/tag`: `aggregation`, `ignore_labels` and `truncate`.
     """
 
-    def read(document: Any) -> Results[Entity]:
-        outputs = document["outputs"]
-        entities = [_output(Entity, raw, index=each["index"]) for each in outputs for raw in each["entities"]]
+    def read(document: Any) -> Results[outputs.Entity]:
+        found = document["outputs"]
+        entities = [_output(outputs.Entity, raw, index=each["index"]) for each in found for raw in each["entities"]]
         return Results(entities, document)
 
-    return Request("/v1/tag", _body(inputs=_texts(inputs), model=model, **options), read)
+    return Request("/v1/tag", _body(inputs=inputs, model=model, **options), read)
 
 
 def rerank(
@@ -169,17 +147,17 @@ def rerank(
 
     `options` are other fields of `POST /v1/rerank`, such as `top_n` and `instruction`.
     """
-    texts = _texts(documents)
+    body = _body(query=query, documents=documents, model=model, **options)
 
     def read(document: Any) -> Results[RankedDocument]:
-        found = document["results"]
+        found, texts = document["results"], json.loads(body)["documents"]
         ranked = [_output(RankedDocument, raw, text=texts[raw["index"]], score=raw["relevance_score"]) for raw in found]
         return Results(ranked, document)
 
-    return Request("/v1/rerank", _body(query=query, documents=texts, model=model, **options), read)
+    return Request("/v1/rerank", body, read)
 
 
-def _request(path: str, body: Mapping[str, Any], read: Callable[[Any, str], T]) -> Request[Results[T]]:
+def _request(path: str, body: str, read: Callable[[Any, str], T]) -> Request[Results[T]]:
     """Return a request whose response has an output for each input; `read` also gets the model."""
 
     def read_all(document: Any) -> Results[T]:
@@ -194,16 +172,31 @@ def _output(kind: type[T], raw: Mapping[str, Any], **values: Any) -> T:
     return kind(raw=raw, **others, **values)
 
 
-def _body(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _generation(inputs: Any, parameters: dict[str, Any], **values: Any) -> dict[str, Any]:
+def _generation(inputs: Any, parameters: dict[str, Any], **values: Any) -> str:
     """Return a body with the parameters of a generation, among which can be other fields."""
     values |= {name: parameters.pop(name) for name in FIELDS & parameters.keys()}
-    return _body(inputs=_texts(inputs), **values, parameters=_body(**parameters) or None)
+    given = {name: value for name, value in parameters.items() if value is not None}
+    return _body(inputs=inputs, **values, parameters=given or None)  # some models have no parameters
 
 
-def _texts(inputs: Any) -> Any:
-    """Return a text, or a sequence of texts or pairs, such as a column of a data frame, as JSON."""
-    return inputs if isinstance(inputs, str) else list(inputs)
+def _body(**values: Any) -> str:
+    """Write fields that are not None as JSON, in which arrays and other iterables are lists."""
+    texts = []
+    for name, value in values.items():
+        try:
+            is_body = name == "parameters" and value is not None
+            text = _body(**value) if is_body else json.dumps(value, default=_plain, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            require(False, f"{name} cannot be sent as JSON: {error}; use texts, finite numbers, lists and mappings")
+        texts += [] if value is None else [f"{json.dumps(name)}: {text}"]
+    return f"{{{', '.join(texts)}}}"
+
+
+def _plain(value: Any) -> Any:
+    """Return an array, a column or the rows of a data frame, or another iterable as a list."""
+    if isinstance(value, bytes):
+        raise TypeError("bytes are no text")
+    value = value.to_numpy() if hasattr(value, "to_numpy") else value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return dict(value) if isinstance(value, Mapping) else list(value)

@@ -17,12 +17,12 @@ Row = dict[str, Any]
 T = TypeVar("T", bound="Output")
 
 
-def library(name: str, purpose: str) -> Any:
-    """Import a library that only one conversion needs."""
+def library(module: str, part: str) -> Any:
+    """Import a module that only one part of the client needs, or that needs libraries itself."""
     try:
-        return import_module(name)
+        return import_module(module)
     except ModuleNotFoundError as error:
-        raise ImportError(f"{purpose} needs {name}, which is not installed: run pip install {name}") from error
+        raise ImportError(f"{part} needs {error.name}, which is not installed: run pip install {error.name}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,20 +37,22 @@ class NamedArray:
 
     def select(self, **indices: int) -> Self:
         """Return the part at an index of some axes: `select(layer=-1)` has the last layer."""
-        unknown = indices.keys() - self.axes.keys()
-        if unknown:
-            raise ValueError(f"{min(unknown)} is no axis of this array; its axes are {', '.join(self.axes)}")
+        for name, index in indices.items():
+            if name not in self.axes:
+                raise ValueError(f"{name} is no axis of this array; its axes are {', '.join(self.axes)}")
+            if index not in range(-(size := len(self.axes[name])), size) or isinstance(index, float | bool):
+                raise ValueError(f"{name} must be an index from {-size} to {size - 1}, got {index}")
         axes = {name: labels for name, labels in self.axes.items() if name not in indices}
         return type(self)(self.values[tuple(indices.get(name, slice(None)) for name in self.axes)], axes)
 
     def to_pandas(self) -> Any:
         """Return a data frame, whose columns are the last axis; a series of a single axis."""
         pandas = library("pandas", "to_pandas()")
-        *names, last = self.axes
-        columns = pandas.Index(self.axes[last], name=last)
+        *names, last = axes = self.axes or {"": [""]}  # a number is a series of one
+        columns = pandas.Index(axes[last], name=last)
         if not names:
             return pandas.Series(self.values, columns)
-        index = pandas.MultiIndex.from_product([self.axes[name] for name in names], names=names)
+        index = pandas.MultiIndex.from_product([axes[name] for name in names], names=names)
         return pandas.DataFrame(self.values.reshape(-1, len(columns)), index, columns)
 
 
@@ -190,6 +192,7 @@ class Attention(Output):
         if view not in get_args(View):
             raise ValueError(f"view must be {', '.join(get_args(View))}, got {view}")
         if view != "heads":
+            array.select(layer=layer, head=0 if head is None else head)  # checks the indices
             layers, weights = [layers[layer]], weights[[layer]]
             heads = heads if head is None else [heads[head]]
             weights = weights.mean(1, keepdims=True) if head is None else weights[:, [head]]
@@ -252,15 +255,20 @@ def read_array(data: Any, shape: Sequence[int]) -> NDArray[np.float32]:
     return np.asarray(flat, np.float32).reshape(shape)
 
 
+def read_row(axis: str, parts: Sequence[Mapping[str, Any]], label: str, number: str) -> NamedArray:
+    """Return an array of a single axis: a field of each part with another one as its label."""
+    numbers = read_array([part[number] for part in parts], [len(parts)])
+    return NamedArray(numbers, {axis: [part[label] for part in parts]})
+
+
 def read_attention(raw: Mapping[str, Any], model: str, output: Mapping[str, Any]) -> Attention:
     """Read the attention of an output, which has the index of its input and perhaps a text."""
     names = ("source_tokens", "target_tokens", "decoder_input_tokens")
     tokens: dict[str, list[str]] = {name: raw.get(name) or [] for name in names}
     maps = {}
     for each in raw["maps"]:
-        heads = each["heads"]
-        if each["shape"][1] != len(heads):  # they were reduced
-            heads = [",".join(map(str, heads))]
+        is_reduced = each["shape"][1] != len(each["heads"])
+        heads = [",".join(map(str, each["heads"]))] if is_reduced else each["heads"]
         queries, keys = drawing.axis_labels(each["kind"], tokens, each["shape"][-1])
         axes = {"layer": each["layers"], "head": heads, "query": queries, "key": keys}
         maps[each["kind"]] = NamedArray(read_array(each["data"], each["shape"]), axes)

@@ -1,25 +1,24 @@
-"""Requests of a client, the errors that they raise, and what carries them."""
+"""Requests of a client, and the errors that they raise."""
 
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)  # of responses of other programs
 
 
 @dataclass(frozen=True)
 class Request(Generic[T]):
-    """A request: the path and the body of an endpoint, and a function that reads its response."""
+    """A request: the path and the body of an endpoint, and a function that reads its response.
+
+    The response to a request for a stream is one of its events.
+    """
 
     path: str
-    body: Mapping[str, Any]
+    body: str  # as JSON
     read: Callable[[Any], T]
-
-
-def write_body(body: Mapping[str, Any]) -> bytes:
-    """Write a body as JSON, in which arrays and other sequences are lists."""
-    return json.dumps(body, default=lambda value: value.tolist() if hasattr(value, "tolist") else list(value)).encode()
 
 
 class SightlineError(Exception):
@@ -27,8 +26,8 @@ class SightlineError(Exception):
 
     Attributes:
         status: HTTP status, also without HTTP; None if there was no response.
-        code: error code of the API, such as `model_not_found`; `timeout`, `unreachable`, or
-            `http_error` for a response that is not of Sightline.
+        code: error code of the API, such as `model_not_found`; `timeout`, `unreachable`,
+            `cannot_load`, or `http_error` for a response that is not of Sightline.
         message: what is wrong, and the way out.
         request_id: id of the request in the log of the service.
     """
@@ -43,20 +42,12 @@ class SightlineError(Exception):
         """Return the error of a response."""
         try:
             error = json.loads(body)["error"]
-            return cls(status, error["code"], error["message"], error["request_id"])
-        except (ValueError, TypeError, KeyError):
+            return cls(status, str.strip(error["code"]), str.strip(error["message"]), error["request_id"])
+        except UNREADABLE:
             return cls(status, "http_error", "The response is not one of Sightline: check the URL and the proxies.")
 
 
-class Transport(Protocol):
-    """Carries requests to the models. All methods run on the event loop of the client."""
-
-    async def send(self, request: Request[T]) -> T:
-        """Return what a request reads from its response. Raises `SightlineError`."""
-        ...
-
-    def events(self, request: Request[Any]) -> AsyncGenerator[Any]:
-        """Yield the JSON of each event of a streamed response. Raises `SightlineError`."""
-        ...
-
-    async def close(self) -> None: ...
+def require(is_right: object, message: str) -> None:
+    """Raise the error of a wrong argument, unless it is right."""
+    if not is_right:
+        raise SightlineError(None, "invalid_parameter", message)

@@ -146,15 +146,13 @@ async def _translate_document(
         Progress(target, inputs) as progress,
         tqdm(total=total, desc=target.name, unit="character", unit_scale=True, disable=None) as bar,
     ):
-        done = [TranslatedText(text, [PlacedMark(*mark) for mark in marks]) for text, marks in progress.done]
-        bar.update(sum(len(text.text) for text in document.texts[: len(done)]))
-        for group in groups_of(document.texts[len(done) :]):
+        bar.update(sum(len(text.text) for text in document.texts[: progress.num_done]))
+        for group in groups_of(document.texts[progress.num_done :]):
             with closing(Call(service, "translate")) as call:
-                translated = await translate_marked(call, steps, group, UsageRecord(call), glossary)
-            results = [best for best, *_ in translated]
-            progress.write([[each.text, [astuple(mark) for mark in each.marks]] for each in results])
-            done += results
+                found = await translate_marked(call, steps, group, UsageRecord(call), glossary)
+            progress.write([[best.text, [*map(astuple, best.marks)], num_repaired([best])] for best, *_ in found])
             bar.update(sum(len(text.text) for text in group))
-        if number := num_repaired(done):
+        if number := sum(number for *_, number in progress.done):
             print(f"{target}: sentences that were translated again: {number}", file=sys.stderr)
+        done = [TranslatedText(text, [PlacedMark(*mark) for mark in marks]) for text, marks, _ in progress.done]
         progress.finish(document.write(done, requested["target_language"]))

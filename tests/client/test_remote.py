@@ -3,11 +3,15 @@
 import asyncio
 import contextlib
 import json
+import math
+import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 
 import httpx2 as httpx
@@ -23,6 +27,7 @@ TRANSLATED = {
     "usage": {"input_tokens": 3, "output_tokens": 3},
     "timings_ms": {"total": 1.0},
 }
+STREAM = {"content_type": "text/event-stream; charset=utf-8"}
 OVERLOADED = {"error": {"code": "overloaded", "message": "Come back later.", "request_id": "abc"}}
 
 
@@ -119,17 +124,9 @@ def test_a_service_that_cannot_take_a_request_now_gets_it_again(
     assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize(
-    ("headers", "num_retries", "expected"),
-    [
-        ({"retry-after": "7"}, 0, 7.0),
-        ({"retry-after": "9999"}, 0, 30.0),
-        ({}, 0, 0.5),
-        ({"retry-after": "Mon"}, 3, 4.0),
-    ],
-)
-def test_the_delay_is_that_of_the_service(headers: dict[str, str], num_retries: int, expected: float) -> None:
-    assert delay_s(httpx.Response(429, headers=headers), num_retries) == expected
+@pytest.mark.parametrize(("named", "expected"), [(b"7", 7.0), (b"9999", 30.0), (b"", 4.0), (b"\xb2", 4.0)])
+def test_the_delay_is_that_of_the_service(named: bytes, expected: float) -> None:
+    assert delay_s(httpx.Response(429, headers=[(b"retry-after", named)] if named else None), 3) == expected
 
 
 @pytest.mark.parametrize(
@@ -143,6 +140,9 @@ def test_the_delay_is_that_of_the_service(headers: dict[str, str], num_retries: 
         (200, b"<h1>Welcome</h1>", "http_error", "check the URL", None, 1),
         (200, {"hello": 1}, "http_error", "check the URL", None, 1),
         (200, [], "http_error", "check the URL", None, 1),
+        (200, {**TRANSLATED, "outputs": [[]]}, "http_error", "check the URL", None, 1),
+        (200, b"[" * 100_000, "http_error", "check the URL", None, 1),
+        (400, {"error": dict.fromkeys(("code", "message", "request_id"))}, "http_error", "check the URL", None, 1),
     ],
 )
 def test_an_error_has_status_code_message_and_request_id(
@@ -162,6 +162,48 @@ def test_an_error_has_status_code_message_and_request_id(
     assert (error.status, error.code, error.request_id) == (status, code, request_id)
     assert message in error.message and str(status) in str(error) and code in str(error)
     assert len(server.requests) == num_requests
+
+
+WRONG: dict[str, list[Any]] = {
+    "url": ["127.0.0.1:8000", "ftp://a", "http://", "http://a:99999", "http://[::1", 5],
+    "api_key": ["clé", "a b", "", b"a"],
+    "timeout_s": ["1", 0, -1.0, math.nan],
+    "max_retries": ["1", None, -1, 1.5],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_an_argument_that_cannot_be_used_is_named_at_once(name: str, value: Any) -> None:
+    with pytest.raises(sightline.SightlineError, match=f"^{name} must ") as caught:
+        sightline.connect(**{name: value})
+    assert (caught.value.status, caught.value.code) == (None, "invalid_parameter")
+
+
+@pytest.mark.parametrize(("name", "value"), [("SSL_CERT_FILE", "none"), ("ALL_PROXY", "ftp://none")])
+def test_a_variable_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(sightline.SightlineError, match="check variables for proxies and certificates"):
+        sightline.connect()
+
+
+@pytest.mark.parametrize("value", [object(), [b"a"], math.nan, np.float32("inf"), {(1, 2): "a"}])
+@pytest.mark.parametrize("argument", ["translate glossary", "embed inputs", "attention targets", "stream stop"])
+def test_what_json_cannot_hold_is_named(server: Server, client: sightline.Client, argument: str, value: Any) -> None:
+    operation, name = argument.split()
+    with pytest.raises(sightline.SightlineError, match=f"^{name} cannot be sent as JSON: ") as caught:
+        getattr(client, operation)(**{"inputs": "a", name: value})
+    assert caught.value.code == "invalid_parameter" and not server.requests
+
+
+def test_what_iterates_or_has_columns_is_a_list(server: Server, client: sightline.Client) -> None:
+    server.answer(200, {**TRANSLATED, "outputs": []})
+    frame = pytest.importorskip("pandas").DataFrame({"first": ["a", "b"], "second": ["c", "d"]})
+    for inputs in (frame["first"], frame["first"].to_numpy(), iter("ab"), ("a", "b")):
+        client.translate(inputs, glossary=MappingProxyType({"dog": "Hund"}))
+    client.classify(frame)
+    bodies = [body for _, _, body in server.requests]
+    assert [body["inputs"] for body in bodies] == [["a", "b"]] * 4 + [[["a", "c"], ["b", "d"]]]
+    assert bodies[0]["glossary"] == {"dog": "Hund"}
 
 
 def test_a_service_that_cannot_be_reached_is_named() -> None:
@@ -189,22 +231,27 @@ def test_a_stream_yields_parts_and_the_reason_of_the_end(server: Server, client:
     line_break = "\u2028 data: "  # no end of an event, and no field
     token = {"index": 0, "rank": 0, "token": {"id": 1}, "text": f"Ein{line_break}"}
     end = {"index": 0, "rank": 0, "finish_reason": "eos", "text": f"Ein{line_break}"}
-    server.answer(200, events(token, end) + b"data: [DONE]\n\n")
+    server.answer(200, events(token, end) + b"data: [DONE]\n\n", **STREAM)
     pieces = list(client.stream("A dog."))
     assert [(piece.text, piece.finish_reason) for piece in pieces] == [(f"Ein{line_break}", None), ("", "eos")]
     assert pieces[0].raw["token"] == {"id": 1}
 
 
 @pytest.mark.parametrize(
-    ("rest", "code"), [(b"event: error\n" + events(OVERLOADED), "overloaded"), (b"", "unreachable")]
+    ("rest", "code"),
+    [
+        (b"event: error\n" + events(OVERLOADED), "overloaded"),
+        (b"", "unreachable"),
+        *[(part, "http_error") for part in (events([]), events({}), b"data: \xff\n\n")],
+    ],
 )
 def test_a_stream_that_breaks_off_fails(server: Server, client: sightline.Client, rest: bytes, code: str) -> None:
-    server.answer(200, events({"index": 0, "rank": 0, "text": "Ein"}) + rest)
+    server.answer(200, events({"index": 0, "rank": 0, "text": "Ein"}) + rest, **STREAM)
     stream = iter(client.stream("A dog."))
     assert next(stream).text == "Ein"
     with pytest.raises(sightline.SightlineError) as caught:
         next(stream)
-    assert (caught.value.status, caught.value.code) == (None, code)
+    assert caught.value.code == code
 
 
 def test_the_asynchronous_operations_run_together(server: Server, client: sightline.Client) -> None:
@@ -222,28 +269,34 @@ def test_the_asynchronous_operations_run_together(server: Server, client: sightl
 def test_closing_ends_what_runs(server: Server) -> None:
     server.answer(0, b"")
     client = sightline.connect(server.url, timeout_s=None)
-    outcomes: list[str] = []
-
-    def translate() -> None:
-        try:
-            client.translate("A dog.")
-        except BaseException as error:
-            outcomes.append(type(error).__name__)
-
-    thread = threading.Thread(target=translate)
-    thread.start()
-    while not server.requests:
-        time.sleep(0.01)
-    client.close()
-    client.close()
-    thread.join(10)
-    assert outcomes == ["CancelledError"]
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(client.translate, "A dog.")
+        while not server.requests:
+            time.sleep(0.01)
+        client.close()
+        client.close()
+        with pytest.raises(RuntimeError, match="the client was closed during the call"):
+            call.result(10)
     with pytest.raises(RuntimeError, match="the client is closed"):
         client.translate("A dog.")
 
 
+def test_a_forked_process_needs_a_client_of_its_own(server: Server, client: sightline.Client) -> None:
+    server.answer(200, TRANSLATED)
+    process = os.fork()
+    if not process:
+        try:
+            with pytest.raises(RuntimeError, match="of the process that forked this one; make another one"):
+                client.translate("A dog.")  # would wait for ever
+            with sightline.connect(server.url) as other:
+                os._exit(len(other.translate("A dog.")) - 1)
+        finally:
+            os._exit(1)
+    assert os.waitpid(process, 0)[1] == 0
+
+
 def test_a_stream_that_is_left_ends(server: Server, client: sightline.Client) -> None:
-    server.answer(200, events({"index": 0, "rank": 0, "text": "Ein"}), content_length="9999")
+    server.answer(200, events({"index": 0, "rank": 0, "text": "Ein"}), content_length="9999", **STREAM)
     with contextlib.closing(iter(client.stream("A dog."))) as stream:  # type: ignore[type-var]
         assert next(stream).text == "Ein"
     server.answers.clear()

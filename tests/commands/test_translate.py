@@ -102,7 +102,24 @@ def test_a_run_that_continues_keeps_the_rows_of_the_report(
     assert (out.read_bytes(), report.read_bytes()) == complete
 
 
-def test_sentences_of_documents_are_repaired(bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def interrupt_second_group(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Interrupt the translation of the second group of texts, each of which has one text."""
+    groups: list[Any] = []
+
+    async def fail_at_second(call: Any, model: Any, texts: Any, *rest: Any) -> Any:
+        groups.append(texts)
+        if len(groups) == 2:
+            raise KeyboardInterrupt
+        return await translation.translate_marked(call, model, texts, *rest)
+
+    monkeypatch.setattr("sightline.translation.files.document.MAX_TEXTS", 1)
+    monkeypatch.setattr(documents, "translate_marked", fail_at_second)
+    return groups
+
+
+def test_sentences_of_documents_are_repaired_and_counted_over_interruptions(
+    bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     document, folder = tmp_path / "a.html", tmp_path / "copied"
     document.write_text("<p>A <b>man</b> sleeps.</p>")
     shutil.copytree(bundle, folder)
@@ -118,6 +135,12 @@ def test_sentences_of_documents_are_repaired(bundle: Path, tmp_path: Path, capfd
         assert capfd.readouterr().err == number * is_flagged
         found, plain = ((folder / "a.de.html").read_text() for folder in (out, tmp_path / "plain"))
         assert found.count("<b>") == 1 and (is_flagged or found == plain)
+    document.write_text("<p>A man sleeps.</p><p>A dog runs.</p>")
+    interrupt_second_group(monkeypatch)
+    assert main([*command, "--repair", "--out", str(tmp_path / "continued")]) == 130
+    capfd.readouterr()
+    assert main([*command, "--repair", "--out", str(tmp_path / "continued")]) == 0
+    assert capfd.readouterr().err.endswith("sentences that were translated again: 2\n")
 
 
 def test_the_last_line_needs_no_end_and_a_mark_of_byte_order_does_not_count(translated: Translate) -> None:
@@ -513,17 +536,7 @@ def test_documents_are_translated_beside_or_into_a_folder_and_continued(
         assert main(rejected) == 2
         assert "must be a folder, or for one document and one language a file" in capfd.readouterr().err
 
-    out = tmp_path / "out"
-    groups: list[Any] = []
-
-    async def fail_at_second(call: Any, model: Any, texts: Any, *rest: Any) -> Any:
-        groups.append(texts)
-        if len(groups) == 2:
-            raise KeyboardInterrupt
-        return await translation.translate_marked(call, model, texts, *rest)
-
-    monkeypatch.setattr("sightline.translation.files.document.MAX_TEXTS", 1)
-    monkeypatch.setattr(documents, "translate_marked", fail_at_second)
+    out, groups = tmp_path / "out", interrupt_second_group(monkeypatch)
     assert main([*command, "--out", str(out)]) == 130
     assert [path.name for path in out.iterdir()] == ["a.de.txt.progress"]
     assert main([*command, "--out", str(out)]) == 0

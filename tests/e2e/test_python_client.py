@@ -4,6 +4,7 @@ import asyncio
 import gc
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -111,9 +112,12 @@ def test_one_bundle_is_loaded_by_its_folder() -> None:
         assert client.classify("a stirring , funny film .")[0].label == "positive"
         with pytest.raises(sightline.SightlineError, match="sst2-sentiment"):
             client.generate("a", model="multi30k-en-de")
-    with pytest.raises(sightline.SightlineError, match="no folder") as caught:
-        sightline.load("bundles/none")
-    assert (caught.value.status, caught.value.code) == (None, "cannot_load")
+    wrong: list[tuple[Any, Any]] = [("bundles/none", 0), (None, 0), ("a\0", 0), ("bundles", "x"), ("tests", 0)]
+    for folder, threads in wrong:
+        with pytest.raises(sightline.SightlineError) as caught:
+            sightline.load(folder, threads=threads)
+        assert (caught.value.status, caught.value.code) == (None, "cannot_load")
+        assert not re.search(r"(?<!sightline) --|SIGHTLINE_", caught.value.message)
 
 
 def test_operations_show_their_arguments_and_documentation(loaded: sightline.Client) -> None:
@@ -133,6 +137,11 @@ def test_arrays_have_named_axes(loaded: sightline.Client) -> None:
     np.testing.assert_array_equal(np.asarray(last), cross.values[-1, 1])
     with pytest.raises(ValueError, match=r"column is no axis of this array; its axes are layer, head, query, key"):
         cross.select(column=1)
+    for select in (cross.select, result.to_circuitsvis, result.draw):
+        for layer in (4, "a", 1.0):
+            with pytest.raises(ValueError, match=f"layer must be an index from -4 to 3, got {layer}"):
+                select(layer=layer)  # type: ignore[arg-type]
+    assert cross.select(layer=0, head=0, query=0, key=0).to_pandas().tolist() == [cross.values[0, 0, 0, 0]]
     frame = cross.to_pandas()
     assert frame.shape == (cross.values[..., 0].size, 7) and list(frame.index.names) == ["layer", "head", "query"]
     np.testing.assert_array_equal(frame.to_numpy().reshape(cross.values.shape), cross.values)
@@ -203,7 +212,11 @@ def test_what_is_missing_is_named(loaded: sightline.Client, monkeypatch: pytest.
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(ImportError, match=f"needs {name}, which is not installed: run pip install {name}"):
             convert()
-    with pytest.raises(ValueError, match="pooling must reduce"):
+    monkeypatch.delitem(sys.modules, "sightline.client.remote", raising=False)
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    with pytest.raises(ImportError, match=r"connect\(\) needs httpx2, which is not installed: run pip install httpx2"):
+        sightline.connect()
+    with pytest.raises(sightline.SightlineError, match="pooling must be"):
         loaded.embed(TEXTS, pooling="none")
 
 

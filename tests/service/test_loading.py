@@ -123,7 +123,7 @@ def test_a_model_whose_states_exceed_the_memory_is_an_error_with_the_numbers(fol
     row = row_bytes(read_manifest(folder / "toy"))
     message = (
         f"{folder}/toy needs {row:,} bytes of decoder state for a sequence of 256 tokens, but 1,000 bytes are "
-        "allowed; set SIGHTLINE_MEMORY_BYTES to more, or import the model again with a lower --max-tokens"
+        "allowed; import the model again with a lower --max-tokens, or allow more memory (SIGHTLINE_MEMORY_BYTES)"
     )
     with pytest.raises(BundleError, match=re.escape(message)):
         load_backend(Settings(bundles=folder, threads=1, max_state_bytes=1000), observer_of)
