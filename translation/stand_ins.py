@@ -5,7 +5,7 @@ replaces another translation.
 
 import re
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise, takewhile
 from operator import eq
@@ -101,15 +101,14 @@ class Sentence:
         words = " ".join(text[start:end] for start, end in gaps)
         self._is_upper = words.isupper() and len(words.split()) > 1
         if self._is_upper:  # models know few words in capitals
-            plain = [
-                Edit(start, end, text[start:end].lower() if start else text[:end].capitalize()) for start, end in gaps
-            ]
+            lower = text[:1] + _cased(text[1:], str.lower)
+            plain = [Edit(start, end, lower[start:end]) for start, end in gaps]
             self.edits = sorted([*self.edits, *plain], key=lambda edit: (edit.start, edit.end))
         self.model_text, position = "", 0
         self.origins: list[Span] = []  # of each character that the model reads
         for edit in [*self.edits, Edit(len(text), len(text), "")]:
             self.model_text += text[position : edit.start] + edit.text
-            is_same_size = len(edit.text) == edit.end - edit.start
+            is_same_size = len(edit.text) == edit.end - edit.start and (edit.written is None or edit.is_term)
             self.origins += [(at, at + 1) for at in range(position, edit.end if is_same_size else edit.start)]
             self.origins += [] if is_same_size else [(edit.start, edit.end)] * len(edit.text)
             position = edit.end
@@ -176,7 +175,7 @@ class Sentence:
                 if first < last:
                     words.append(_word(piece, first, last, len(text)))
                     rows.append(padded[index, chosen])
-            text += _upper(piece) if self._is_upper and edit is None else piece
+            text += _cased(piece, str.upper) if self._is_upper and edit is None else piece
         rows_of_words = np.array(rows).reshape(len(rows), len(sources))
         return Aligned(text, [word for word, _ in sources], words, rows_of_words, written)
 
@@ -218,9 +217,9 @@ class Sentence:
         return pieces
 
 
-def _upper(text: str) -> str:
-    """Return a text of the same length in capitals."""
-    return "".join(each.upper() if len(each.upper()) == 1 else each for each in text)
+def _cased(text: str, change: Callable[[str], str]) -> str:
+    """Return a text of the same length in capitals, or in lower case."""
+    return "".join(change(each) if len(change(each)) == 1 else each for each in text)
 
 
 def _form(word: str) -> str:

@@ -32,7 +32,7 @@ ONE_COVERED_TARGET: dict[str, Any] = {
     "return_attention": {"const": False},
     "split_sentences": {"const": False},
 }
-ONE_TARGET = {**ONE_COVERED_TARGET, "return_coverage": {"const": False}, "repair": {"const": False}}
+ONE_TARGET = ONE_COVERED_TARGET | {key: {"const": False} for key in ("return_coverage", "repair", "confirm_omissions")}
 
 
 def check_targets(inputs: Texts, targets: Texts) -> None:

@@ -111,7 +111,8 @@ def check_one_sequence(parameters: GenerateParameters, subject: str = "maps", *,
 
     With `may_cover`, the endpoint translates by sentence, and returns their coverage and repairs.
     """
-    others = ("target_prefix", "hidden_source_tokens", "constraint") if may_cover else ("return_coverage", "repair")
+    of_coverage = ("return_coverage", "repair", "confirm_omissions")
+    others = ("target_prefix", "hidden_source_tokens", "constraint") if may_cover else of_coverage
     for field in ("num_return_sequences", "top_logprobs", "return_attention", "split_sentences", *others):
         if getattr(parameters, field) not in (getattr(NEUTRAL, field), False):
             message = (

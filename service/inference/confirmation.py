@@ -51,9 +51,11 @@ async def confirmed(
         raise ApiError("unsupported_parameter", message, field="confirm_omissions")
     rows = list[tuple[str, str, tuple[int, ...]]]()  # texts and hidden tokens; the first row of a pair has none
     for target, output in zip(targets, outputs, strict=True):
+        request = decoding.requests[output.index * decoding.num_samples]
+        own, text, size = request.hidden_source_tokens, reader.texts[output.index], len(request.source_ids)
         words = zip(output.coverage.source_words, reader.words(output.index), strict=True)
-        hidden = [word.tokens for covered, word in words if covered["omitted"]]
-        rows += [(reader.texts[output.index], target, tokens) for tokens in ((), *hidden) if hidden]
+        hidden = [tuple(sorted({*own, *word.tokens})) for covered, word in words if covered["omitted"]]
+        rows += [(text, target, tokens if len(tokens) < size else own) for tokens in (own, *hidden) if hidden]
     if not rows:
         return list(outputs), usage, timings
     record, again = UsageRecord(call), Decoding(call, model, NEUTRAL, decoding.languages)

@@ -1,10 +1,10 @@
 """Coverage of source words by a translation, and support of its target words."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -32,7 +32,7 @@ class CoveredWord(TypedDict):
     start: Annotated[int, Field(description="Index of its first character in the input.")]
     end: Annotated[int, Field(description="Index after its last character in the input.")]
     coverage: Annotated[
-        float, Field(description="Largest attention weight that the word gets in any decoder step, 0 to 1.")
+        float, Field(description="Largest attention weight of the word in any decoder step, 0 to 1; 1 if it is copied.")
     ]
     omitted: Annotated[
         bool,
@@ -49,7 +49,7 @@ class SupportedWord(TypedDict):
     text: Annotated[str, Field(description="Text of the word.")]
     start: Annotated[int, Field(description="Index of its first character in `text`.")]
     end: Annotated[int, Field(description="Index after its last character in `text`.")]
-    logprob: Annotated[float, Field(description="Sum of the log-probabilities of its tokens.")]
+    logprob: Annotated[float, Field(description="Sum of the log-probabilities of its tokens; 0 if it is copied.")]
     doubtful: Annotated[bool, Field(description="True if its probability is below 0.1.")]
 
 
@@ -84,17 +84,25 @@ class TextCoverage:
 
     def placed(self, source: Characters, target: Characters) -> "TextCoverage":
         """Return the coverage with words and ranges of texts of which a model had another form."""
-        return TextCoverage(self.coverage, _placed(self.source_words, source), _placed(self.target_words, target))
+        sources = _placed(self.source_words, source, {"coverage": 1.0, "omitted": False})
+        targets = _placed(self.target_words, target, {"logprob": 0.0, "doubtful": False})
+        values = [word["coverage"] for word in sources if word["coverage"] >= self.coverage and is_name(word["text"])]
+        return TextCoverage(min(values, default=1.0), sources, targets)
 
 
-def _placed(words: Sequence[TextWord], sentence: Characters) -> list[TextWord]:
-    """Return words in their order in a text; those that stand for the same part are one."""
-    placed: dict[Span, TextWord] = {}
+def _placed(words: Sequence[TextWord], sentence: Characters, copied: Mapping[str, Any]) -> list[TextWord]:
+    """Return words in their order in a text; those that stand for the same part are one.
+
+    Words whose characters all stand for the same part are copied, and have the values `copied`.
+    """
+    placed: dict[Span, Any] = {}
     for word in words:
-        start, end = sentence.spans[word["start"]][0], sentence.spans[word["end"] - 1][1]
+        first, last = sentence.spans[word["start"]], sentence.spans[word["end"] - 1]
+        start, end = first[0], last[1]
+        values = copied if first == last and max(end - start, word["end"] - word["start"]) > 1 else {}
         if start < end:
-            first, last, text = sentence.start + start, sentence.start + end, sentence.text[start:end]
-            placed.setdefault((start, end), {**word, "text": text, "start": first, "end": last})
+            begin, stop, text = sentence.start + start, sentence.start + end, sentence.text[start:end]
+            placed.setdefault((start, end), {**word, "text": text, "start": begin, "end": stop, **values})
     return list(placed.values())
 
 
@@ -198,11 +206,10 @@ class CoverageReader:
         is_forced = target.finish_reason == "forced"
         offsets = _offsets(tokenizer, ids, text) if is_forced else tokenizer.decoded_offsets(ids)
         if target.finish_reason == "stop":  # the text ends before the stop string
-            offsets = [within(span, len(text)) for span in offsets]
+            offsets = [within(span, text) for span in offsets]
         for name, start, end, tokens in words_of(text, offsets):
             logprob = sum([logprobs[token] for token in tokens])
-            is_doubtful = logprob < DOUBTFUL_LOGPROB
-            yield {"text": name, "start": start, "end": end, "logprob": logprob, "doubtful": is_doubtful}
+            yield {"text": name, "start": start, "end": end, "logprob": logprob, "doubtful": logprob < DOUBTFUL_LOGPROB}
 
 
 def _offsets(tokenizer: TextTokenizer, ids: Sequence[int], text: str, num_added: tuple[int, int] = (0, 0)) -> Offsets:

@@ -33,7 +33,7 @@ from sightline.service.inference.call import (
     tokenize_within_limits,
 )
 from sightline.service.inference.coverage import CoverageReader, Repair, TextCoverage
-from sightline.service.inference.language_choice import NO_LANGUAGES, LanguageChoice, choose_languages
+from sightline.service.inference.language_choice import LanguageChoice, choose_languages
 from sightline.service.inference.maps import MapWriter, TargetAttention, resolve_indices
 from sightline.service.inference.results import (
     BYTES_PER_TOKEN,
@@ -173,15 +173,13 @@ def begin(
     For `step`, see `MapWriter`.
     """
     call.parameters = parameters
-    languages, named = NO_LANGUAGES, (parameters.source_language, parameters.target_language)
-    if model.manifest.languages is not None or named != (None, None):
-        languages = choose_languages(model, *named)
-    maps, selection = None, parameters.return_attention
-    coverage = None
+    languages = choose_languages(model, parameters.source_language, parameters.target_language)
+    maps, coverage, selection = None, None, parameters.return_attention
     if parameters.return_coverage or parameters.repair:
         coverage = CoverageReader(call, model, "repair" if parameters.repair else "return_coverage")
     if selection:
-        maps = MapWriter(call, model, selection, records_all=coverage is not None, step=step)
+        attempts = parameters.num_return_sequences if parameters.repair else 1
+        maps = MapWriter(call, model, selection, records_all=coverage is not None, step=step, num_attempts=attempts)
     num_samples = parameters.num_return_sequences if parameters.do_sample else 1
     return Decoding(call, model, parameters, languages, maps, coverage, num_samples)
 
@@ -189,21 +187,21 @@ def begin(
 async def finish(decoding: "Decoding") -> GenerateResult:
     """Generate the texts of a decoding."""
     tokenizer, maps, reader = decoding.model.target_tokenizer, decoding.maps, decoding.coverage
+    parameters = decoding.parameters
 
     def convert(number: int, result: Generated) -> list[GenerateOutput]:
         outputs = []
-        for decoded in decoding.targets_of(number, result):
-            reason = decoded.target.finish_reason
+        for index, rank, request, target, written, text, seed in decoding.targets_of(number, result):
+            reason, score = target.finish_reason, target.score
             assert reason != "forced"
-            tokens = [output_token(tokenizer, token) for token in decoded.generated]
-            index, text, score = decoded.input_index, decoded.text, decoded.target.score
-            attention = maps.write(index, decoded.request, decoded.target, text) if maps else None
-            coverage = reader.write(index, decoded.request, decoded.target, text) if reader else None
-            outputs.append(
-                GenerateOutput(
-                    index, decoded.rank, text, tokens, reason, score, decoded.seed, attention, coverage, None
-                )
-            )
+            if parameters.repair and parameters.target_prefix:  # the model wrote the prefix, too
+                written = target.tokens
+                exponent = parameters.length_penalty if parameters.num_beams > 1 else 0.0
+                score = sum(token.logprob for token in written) / len(written) ** exponent
+            tokens = [output_token(tokenizer, token) for token in written]
+            attention = maps.write(index, request, target, text) if maps else None
+            coverage = reader.write(index, request, target, text) if reader else None
+            outputs.append(GenerateOutput(index, rank, text, tokens, reason, score, seed, attention, coverage, None))
         return outputs
 
     by_request, usage, timings = await decoding.run(convert)
@@ -234,11 +232,8 @@ def check_parameters(
     if parameters.split_sentences:
         _check_split_sentences(model, parameters, stream=stream)
     limits = model.manifest.limits
-    for field, number in (
-        ("max_new_tokens", parameters.max_new_tokens or 0),
-        ("min_new_tokens", parameters.min_new_tokens),
-    ):
-        if number > limits.max_target_tokens:
+    for field in ("max_new_tokens", "min_new_tokens"):
+        if (number := getattr(parameters, field) or 0) > limits.max_target_tokens:
             message = "{" + field + "}" + f" must be at most {limits.max_target_tokens} for {model.name}, got {number}."
             raise ApiError("invalid_parameter", message, field=field)
     if parameters.num_beams > model.max_rows:
@@ -366,7 +361,7 @@ class Decoding:
             await self.coverage.read_words(call, inputs, sources, num_added)
         prefixes: Sequence[Ids] | None = None
         if targets is not None:
-            prefixes = await self._read_targets(targets, sources)
+            prefixes = await self._read_targets(targets, sources, is_cut=split is not None)
         elif self.parameters.target_prefix is not None:
             prefixes = await self._read_prefixes(self.parameters.target_prefix, sources)
         constraint = self.parameters.constraint
@@ -393,15 +388,16 @@ class Decoding:
         if self.maps:
             self.maps.check(self.requests)
 
-    async def _read_targets(self, targets: Texts, sources: Sequence[Ids]) -> list[Ids]:
+    async def _read_targets(self, targets: Texts, sources: Sequence[Ids], *, is_cut: bool) -> list[Ids]:
         """Tokenize one target for each source; the last id of each target is the end token.
 
-        Nothing is generated after it, so only some parameters remain.
+        Nothing is generated after it, so only some parameters remain. With `is_cut`, long targets
+        are cut: one that the model wrote up to its limit has no place for the end token.
         """
         top_logprobs, hidden = self.parameters.top_logprobs, self.parameters.hidden_source_tokens
         self.parameters = FORCED.model_copy(update={"top_logprobs": top_logprobs, "hidden_source_tokens": hidden})
         limits, tokenizer, call = self._limits(sources), self.model.target_tokenizer, self.call
-        items = map(SingleText, targets.texts)
+        items = [SingleText(text, is_cut) for text in targets.texts]
         work = partial(tokenize_within_limits, tokenizer, items, targets.index, "targets", limits, call.deadline)
         return await call.tokenize(work, targets.texts)
 
@@ -558,8 +554,7 @@ def hidden_tokens(model: ServedModel, indices: Sequence[int], source_tokens: int
     Negative `indices` count from the end, as in Python.
     """
     field = "hidden_source_tokens"
-    reason = reason_against_hiding(model.manifest)
-    if reason is not None:
+    if reason := reason_against_hiding(model.manifest):
         message = f"{{{field}}} is not supported by {model.name}: {reason}."
         raise ApiError("unsupported_parameter", message, field=field)
     subject = f"an input of {source_tokens} tokens"

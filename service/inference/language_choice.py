@@ -22,9 +22,6 @@ class LanguageChoice(NamedTuple):
     target_prefix: Ids = ()  # first tokens of the target, forced and not part of the result
 
 
-NO_LANGUAGES = LanguageChoice()  # for models that do not translate
-
-
 def choose_languages(model: ServedModel, source: str | None, target: str | None) -> LanguageChoice:
     """Return the languages of a request to a model; the model's defaults if they are None."""
     languages = model.manifest.languages
@@ -33,7 +30,7 @@ def choose_languages(model: ServedModel, source: str | None, target: str | None)
             if tag is not None:
                 message = f"{{{field}}} is supported only by models that translate, and {model.name} does not."
                 raise ApiError("unsupported_parameter", message, field=field)
-        return NO_LANGUAGES
+        return LanguageChoice()
     found_source = _choose(source, languages.sources, "source_language", model.name)
     found_target = _choose(target, languages.targets, "target_language", model.name)
     of_target = languages.source_prefix_of_target.get(found_target, ())

@@ -311,11 +311,13 @@ class MapWriter:
         *,
         records_all: bool = False,
         step: AlignmentStep = "writes",
+        num_attempts: int = 1,
     ) -> None:
         """Select the maps of a call, or reject a selection that the model does not have.
 
         With `records_all`, others read layers and heads that are not selected. `step` is that whose
-        weights the target tokens of cross-attention have.
+        weights the target tokens of cross-attention have. Of `num_attempts` targets of an input,
+        the response has one.
         """
         if not model.manifest.attention:
             raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="return_attention")
@@ -334,11 +336,11 @@ class MapWriter:
         self._has_layout = selection.units == "words" or selection.statistics
         self._sources: list[SourceText] = []  # of each input, see `read_offsets`
         self._requests: Sequence[Request] = ()  # see `check`
-        self._count = 0  # number of values returned so far
+        self._count, self._num_attempts = 0, num_attempts  # number of values so far
         self._memory = call.response_memory
         num_bytes: dict[str, int] = {of_kind.attention.kind: of_kind.bytes_per_column for of_kind in self._selections}
         per_column: dict[str, int] = {of_kind.attention.kind: of_kind.num_maps for of_kind in self._selections}
-        self.budget = MapBudget(MAX_NUMBERS, per_column, num_bytes, self._memory.use)  # shared by the call's requests
+        self.budget = MapBudget(num_attempts * MAX_NUMBERS, per_column, num_bytes, self._memory.use)  # of all requests
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -413,7 +415,7 @@ class MapWriter:
                 decoder_input_tokens=[word.text for word in layout.input_axis],
             )
         tokenizer, prompt_ids = self._model.target_tokenizer, self._decoder_prompt_ids(request)
-        offsets = [within(span, len(text)) for span in tokenizer.decoded_offsets(ids)]
+        offsets = [within(span, text) for span in tokenizer.decoded_offsets(ids)]
         prompt, names = list(map(tokenizer.name, prompt_ids)), list(map(tokenizer.name, ids))
         inputs = [*prompt, *names[:-1]]
         if self.has_prompt_rows:
@@ -452,7 +454,7 @@ class MapWriter:
         return MapLayout(
             self._sources[index],
             offsets,
-            words_of(text, [within(span, len(text)) for span in offsets]),
+            words_of(text, [within(span, text) for span in offsets]),
             len(self._decoder_prompt_ids(request)),
             self._model.manifest.is_decoder_only,
             self.has_prompt_rows,
@@ -505,6 +507,7 @@ class MapWriter:
         return min(len(request.target_prefix) + least_new, most) - request.num_forced
 
     def _check_count(self, count: int) -> None:
+        count //= self._num_attempts
         num_layers = sum(len(selection.layers) for selection in self._selections)
         num_fitting = MAX_NUMBERS * num_layers // max(1, count)
         hint = f" (about {num_fitting} of the {num_layers} fit)" if num_fitting else ""
@@ -595,11 +598,11 @@ def _check_contributions(requests: Sequence[Request], limit: int) -> None:
             raise ApiError("unsupported_parameter", message, field="method")
 
 
-def within(offsets: tuple[int, int] | None, length: int) -> tuple[int, int] | None:
-    """Return the part of a character range within a text; None if the text ends before it."""
-    if offsets is None or offsets[0] > length or offsets[0] == length < offsets[1]:
+def within(offsets: Span | None, text: str) -> Span | None:
+    """Return the part of a character range within a text; None if the text ends before its word."""
+    if offsets is None or (offsets[1] > len(text) and not text[offsets[0] :].strip()):
         return None
-    return offsets[0], min(offsets[1], length)
+    return offsets[0], min(offsets[1], len(text))
 
 
 def _select_indices(indices: Sequence[int] | None, available: int, field: str, kind: str) -> tuple[int, ...]:

@@ -43,6 +43,8 @@ async def repaired(
         for output in result.outputs
         if output.coverage is not None and output.coverage.omitted
     }
+    if not candidates:
+        return result
     language = decoding.languages.source
     several = [one for one in candidates if split and split_sentences(texts[one], language, max_sentences=1) is None]
     whole = [index for index in candidates if index not in several]
@@ -63,7 +65,8 @@ async def repaired(
         for output in found.outputs:
             candidates[indices[output.index]].append((method, replace(output, rank=0, index=indices[output.index])))
 
-    if several:
+    if several:  # nobody needs to send their sentences one by one
+        call.warnings = {index: warning for index, warning in call.warnings.items() if index not in several}
         await add("split", several, split_sentences=True)
     if whole and num_beams > 1:
         await add("beams", whole, num_beams=num_beams, num_return_sequences=num_beams)
@@ -71,8 +74,6 @@ async def repaired(
         prefixes = Texts(tuple(_beginning(result.outputs[index]) for index in ended))
         await add("continuation", ended, target_prefix=prefixes, min_new_tokens=MIN_TAIL, split_sentences=None)
     call.parameters, call.counts_texts = parameters, counts_texts
-    if len(results) == 1:
-        return result
     outputs = [_chosen(candidates[output.index]) if output.index in candidates else output for output in result.outputs]
     record, reasons = UsageRecord(call), [output.finish_reason for output in outputs]
     for found in results:
@@ -83,11 +84,9 @@ async def repaired(
 
 def _chosen(candidates: Sequence[tuple[RepairMethod, GenerateOutput]]) -> GenerateOutput:
     """Return the best output of a text, the first of which has omissions."""
-    (_, first), *others = candidates
+    (_, first), *_ = candidates
     assert first.coverage is not None
-    method, best = next(
-        (one for one in others if one[0] == "split"), max(candidates, key=lambda candidate: _value(candidate[1]))
-    )
+    method, best = max(candidates, key=lambda one: (one[0] == "split", _value(one[1])))
     return replace(best, repair=Repair(method, first.text, len(first.coverage.omitted)))
 
 

@@ -1,9 +1,9 @@
 """Generation from texts: some are split into sentences, and those without a letter are copied."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 
 from sightline.base.text.sentences import ONE_SENTENCE, SplitText, split_sentences
 from sightline.service.api_errors import ApiError, complete_message
@@ -55,8 +55,9 @@ async def generate_texts(
     blank: list[GenerateOutput] = []
     if on_empty == "pass":
         assert isinstance(inputs, Texts)  # prompts are not blank
+        coverage = joined_coverage([]) if parameters.return_coverage or parameters.repair else None
         blank = [
-            GenerateOutput(index, 0, "", [], "empty", 0.0, None, None, None, None)
+            GenerateOutput(index, 0, "", [], "empty", 0.0, None, None, coverage, None)
             for index, text in enumerate(inputs.texts)
             if not text.strip()
         ]
@@ -72,8 +73,7 @@ async def generate_texts(
     split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole)
     result = await finish_confirmed(decoding)
     if parameters.repair:
-        again = partial(begin, call, model), partial(generate_texts, call, model)
-        result = await repaired(decoding, result, *again)
+        result = await repaired(decoding, result, partial(begin, call, model), partial(generate_texts, call, model))
     if call.warnings:
         result = DoubtfulResult(**vars(result), warnings=list(call.warnings.values()))
     if split_texts[0] is not WHOLE:
@@ -201,15 +201,13 @@ def _joined_outputs(
     of_sentences: Sequence[GenerateOutput],
 ) -> list[GenerateOutput]:
     """Join the outputs of all sentences to those of the inputs."""
-    by_sentence = defaultdict[int, list[GenerateOutput]](list)
-    for output in of_sentences:
-        by_sentence[output.index].append(output)
-    sentences, outputs, parameters = iter(by_sentence.values()), list[GenerateOutput](), decoding.parameters
+    sentences = (list(ranks) for _, ranks in groupby(of_sentences, key=lambda output: output.index))
+    outputs, parameters = list[GenerateOutput](), decoding.parameters
     for index, split_text in enumerate(split_texts):
         if not split_text.sentences:
             text, seed = split_text.join([], ""), parameters.seed  # an input that is copied as a whole
-            ranks = range(parameters.num_return_sequences)
-            outputs += [GenerateOutput(index, rank, text, [], "eos", 0.0, seed, None, None, None) for rank in ranks]
+            ranks, coverage = range(parameters.num_return_sequences), joined_coverage([]) if decoding.coverage else None
+            outputs += [GenerateOutput(index, rank, text, [], "eos", 0.0, seed, None, coverage, None) for rank in ranks]
             continue
         # `strict=False`: a beam search may return fewer texts for one sentence than for another.
         of_ranks = zip(*[next(sentences) for _ in split_text.sentences], strict=False)

@@ -113,8 +113,7 @@ class Stream:
     def _record(self) -> None:
         """Record the usage of the stream for the access log, also if the stream was interrupted."""
         ends = [sequence.end for sequence in self.sequences if sequence.end is not None]
-        timings = [end.timings_ms for end in ends]
-        longest = TimingsMs(*map(max, zip((0.0,) * 5, *map(astuple, timings), strict=True)))
+        longest = TimingsMs(*map(max, zip((0.0,) * 5, *(astuple(end.timings_ms) for end in ends), strict=True)))
         reasons = [end.finish_reason for end in ends]
         self._call.record_usage(self._model, longest, self.num_input_tokens, self.num_output_tokens, reasons)
         if len(ends) == len(self.sequences):

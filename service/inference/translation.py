@@ -171,8 +171,7 @@ def _output(
     sentences: Sequence[tuple[int, int, int, int]] = (),
 ) -> TranslateOutput:
     found: list[SentenceFindings] = [each for translation in translations for each in translation.findings]
-    coverages = [each.coverage for each in found if each.coverage]
-    coverage = joined_coverage(coverages) if parameters.return_coverage else None
+    coverage = joined_coverage([one.coverage for one in found if one.coverage]) if parameters.return_coverage else None
     repairs = [each.repair for each in found if each.repair]
     return TranslateOutput(index, text, tags, sentences, None, (), coverage, repairs)
 

@@ -221,31 +221,26 @@ export class Translator {
   async _markDoubts(signal) {
     const sentences = this._sentences;
     if (this._card.coverage?.threshold == null || !sentences.length) return;
-    const [inputs, targets] = [0, 1].map(index => sentences.map(({ ranges }) => this._texts[index].slice(...ranges[index])));
-    const body = { model: this._card.id, inputs, targets, return_coverage: true, ...this._pair };
-    let outputs;
+    const body = { model: this._card.id, inputs: this._texts[0], parameters: { ...this._pair, return_coverage: true } };
+    let output;
     try {
-      ({ outputs } = await request("/v1/score", body, signal));
+      ({ outputs: [output] } = await request("/v1/translate", body, signal));
     } catch {
       return; // the translation itself is complete
     }
-    if (sentences !== this._sentences) return;
-    outputs.forEach(({ coverage }, number) => {
-      const omitted = coverage.source_words.filter(word => word.omitted).map(word => [word, "The translation seems to omit this word."]);
-      const doubtful = coverage.target_words.filter(word => word.doubtful)
-        .map(word => [word, `The model gave this word a probability of ${percent(Math.exp(word.logprob))}.`]);
-      for (const [index, text, marked] of [[0, inputs[number], omitted], [1, targets[number], doubtful]]) {
-        const units = unitsOf(text);
-        const first = sentences[number].ranges[index][0];
-        for (const [word, reason] of marked) {
-          const range = [first + units[word.start], first + units[word.end]];
-          for (const { node } of this._words[index].filter(one => overlap(range, one))) {
-            node.classList.add(index ? "doubtful" : "omitted");
-            node.title = reason;
-          }
+    if (sentences !== this._sentences || output.text !== this._texts[1]) return;
+    const omitted = output.coverage.source_words.filter(word => word.omitted).map(word => [word, "The translation seems to omit this word."]);
+    const doubtful = output.coverage.target_words.filter(word => word.doubtful)
+      .map(word => [word, `The model gave this word a probability of ${percent(Math.exp(word.logprob))}.`]);
+    for (const [index, marked] of [omitted, doubtful].entries()) {
+      const units = unitsOf(this._texts[index]);
+      for (const [word, reason] of marked) {
+        for (const { node } of this._words[index].filter(one => overlap([units[word.start], units[word.end]], one))) {
+          node.classList.add(index ? "doubtful" : "omitted");
+          node.title = reason;
         }
       }
-    });
+    }
   }
 
   // Attention

@@ -76,11 +76,10 @@ async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
     await decoding.read(body.inputs, body.targets)
 
     def convert(index: int, result: Generated) -> ScoreOutput:
-        request, coverage = decoding.requests[index], None
+        request, text = decoding.requests[index], body.targets.texts[index]
         target = without_forced(request, result.targets[0])
         tokens = [output_token(model.target_tokenizer, token) for token in target.tokens]
-        if reader:
-            coverage = reader.write(index, request, target, body.targets.texts[index])
+        coverage = reader.write(index, request, target, text) if reader else None
         return ScoreOutput(index, sum([token.logprob for token in tokens]), tokens, coverage)
 
     results = await decoding.run(convert)

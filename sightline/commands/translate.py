@@ -157,8 +157,8 @@ class Report:
 
 def row_of(number: int, output: GenerateOutput | SplitOutput) -> str:
     """Return the row of a line in a report; empty if nothing is to report."""
-    coverage, parts = output.coverage, output.sentences if isinstance(output, SplitOutput) else [output]
-    methods = [part.repair.method for part in parts if part.repair]
+    coverage, sentences = output.coverage, output.sentences if isinstance(output, SplitOutput) else []
+    methods = [repair.method for repair in (output.repair, *(one.repair for one in sentences)) if repair]
     if coverage is None or not (coverage.omitted or coverage.doubtful or methods):
         return ""
     words = [" ".join(word["text"] for word in words) for words in (coverage.omitted, coverage.doubtful)]

@@ -69,6 +69,14 @@ def test_a_word_lights_up_its_partners_and_has_alternatives(open_page: OpenPage,
     page.get_by_text("Copied.").or_(page.get_by_text("does not allow copying")).wait_for()
 
 
+def test_words_are_marked_but_no_copies(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    start_translation(page, "Fifteen firemen rescued a cat.  Contact jane@example.com or visit https://x.org/a.")
+    marked = page.locator("#translator .doubtful, #translator .omitted")
+    marked.first.wait_for(state="attached")
+    assert not {"jane", "example", "com", "https", "org"} & {*" ".join(marked.all_text_contents()).split()}
+
+
 def test_languages_models_and_the_way_to_the_views_of_attention(open_page: OpenPage, server: RunningServer) -> None:
     page = open_page(server.url)
     assert page.get_by_role("button", name="Swap the languages").is_disabled()

@@ -70,6 +70,9 @@ def test_a_report_has_the_lines_with_omitted_or_doubtful_words(
         if chosen is not None:
             assert translated(LINES, "--repair", "--report", str(report), folder=copied)[0] == 0
             repaired = [line.split("\t") for line in report.read_text(encoding="utf-8").splitlines()[1:]]
+            split = ("--repair", "--no-split-sentences", "--report", str(report))
+            assert translated(["A man sleeps. A dog runs."], *split, folder=copied)[0] == 0
+            assert "split" in report.read_text(encoding="utf-8").split("\t")[-1]
             assert translated(LINES, "--report", str(report), folder=copied) == translated(folder=copied)
     head, *rows = [line.split("\t") for line in report.read_text(encoding="utf-8").splitlines()]
     assert head == ["line", "coverage", "omitted", "doubtful", "repair"]

@@ -7,14 +7,16 @@ import pytest
 
 from sightline.base.bundle import Coverage
 from sightline.base.text.words import words_of
-from sightline.service.inference import confirmation
-from tests.service.conftest import MakeBackend, Running, Start, with_coverage, with_languages
+from sightline.service.inference import confirmation, maps, repair, results
+from tests.service.conftest import MakeBackend, Running, Start, changed, with_coverage, with_languages
 
 pytestmark = pytest.mark.anyio
 SOURCE, TARGET = "Hund x.", "a dogHund"
 CONFIRMS = {"confirm_omissions": True}
 PAIR = {"source": "en", "target": "de"}
+ONE_HEAD = {"kinds": ["cross"], "layers": [0], "heads": [0], "units": "words"}
 RELIABLE = Coverage(layer=0, head=1, auroc=0.95, insertions=100, threshold=0.3, untranslated=("x",))
+STRICT = RELIABLE.model_copy(update={"threshold": 1.1})  # all words are omitted
 
 
 @pytest.fixture
@@ -104,6 +106,9 @@ async def test_a_model_without_a_reliable_head_says_why(
 
 
 async def test_conflicting_parameters_are_rejected(covering: Running) -> None:
+    for path in ("align", "attention"):
+        found = await covering.error(f"/v1/{path}", {"inputs": SOURCE, "parameters": CONFIRMS})
+        assert found == (422, "unsupported_parameter", "parameters.confirm_omissions")
     for parameters, stream, message in (
         ({"return_coverage": True}, True, "A stream has no parameters.return_coverage; leave it out, or do not"),
         ({"repair": True}, True, "A stream has no parameters.repair; leave it out, or do not stream."),
@@ -146,25 +151,27 @@ async def test_only_flagged_texts_are_repaired(start: Start, make_backend: MakeB
             assert await running.metric('sightline_texts_with_omissions_total{model_name="fake"}') == 2 * is_flagged
 
 
+@pytest.mark.parametrize("own", [(), (0,)])
 async def test_marks_are_confirmed_if_the_target_is_more_probable_without_the_word(
-    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, own: tuple[int, ...]
 ) -> None:
     chosen, source = RELIABLE.model_copy(update={"threshold": 1.1, "untranslated": ()}), "Hund x a dog."
     async with start(with_coverage(make_backend(), chosen)) as running:
-        pair = {"inputs": source, "targets": TARGET}
-        (whole,) = (await running.result("/v1/score", pair))["outputs"]
+        pair: dict[str, Any] = {"inputs": source, "targets": TARGET}
+        (whole,) = (await running.result("/v1/score", {**pair, "hidden_source_tokens": own}))["outputs"]
         (maps,) = (await running.result("/v1/attention", {**pair, "kinds": ["cross"]}))["outputs"]
         spans = [None if span is None else (span[0], span[1]) for span in maps["source_offsets"]]
         gains = []
         for word in words_of(source, spans):
-            (hidden,) = (await running.result("/v1/score", {**pair, "hidden_source_tokens": word.tokens}))["outputs"]
+            body = {**pair, "hidden_source_tokens": sorted({*own, *word.tokens})}
+            (hidden,) = (await running.result("/v1/score", body))["outputs"]
             gains.append(hidden["score"] - whole["score"])
         least = float(np.median(gains[:4])) - 1e-4  # of words that are no marks
         monkeypatch.setattr(confirmation, "MIN_GAIN", least)
         expected = [gain >= least for gain in gains[:4]] + [False]
         coverages = []
         for confirms in (False, True):
-            body = {**pair, "return_coverage": True, "confirm_omissions": confirms}
+            body = {**pair, "return_coverage": True, "confirm_omissions": confirms, "hidden_source_tokens": own}
             coverages.append((await running.result("/v1/score", body))["outputs"][0]["coverage"])
         first, second = ([word.pop("omitted") for word in each["source_words"]] for each in coverages)
         assert first == [True] * 4 + [False] and second == expected and {*expected[:4]} == {True, False}
@@ -172,8 +179,7 @@ async def test_marks_are_confirmed_if_the_target_is_more_probable_without_the_wo
 
 
 async def test_generated_texts_and_their_repairs_are_confirmed(start: Start, make_backend: MakeBackend) -> None:
-    chosen = RELIABLE.model_copy(update={"threshold": 1.1})
-    async with start(with_coverage(make_backend(), chosen)) as running:
+    async with start(with_coverage(make_backend(), STRICT)) as running:
         for parameters in ({"return_coverage": True}, {"repair": True}):
             body: dict[str, Any] = {"inputs": [SOURCE, "a dog"], "parameters": {**parameters, "max_new_tokens": 6}}
             plain = await running.result("/v1/generate", body)
@@ -260,8 +266,7 @@ async def test_every_service_of_translation_repairs_only_flagged_sentences(
 
 async def test_repairs_of_two_models_are_those_of_both(start: Start, make_backend: MakeBackend) -> None:
     backend = with_languages(make_backend("a", "b"), a="de-en", b="en-fr")
-    chosen = RELIABLE.model_copy(update={"threshold": 1.1})
-    backend.manifests = tuple(one.model_copy(update={"coverage": chosen}) for one in backend.manifests)
+    backend.manifests = tuple(one.model_copy(update={"coverage": STRICT}) for one in backend.manifests)
     async with start(backend) as running:
         languages = {"source_language": "de", "target_language": "fr", "repair": True}
         (output,) = (await running.result("/v1/translate", {"inputs": "Hund x.", "parameters": languages}))["outputs"]
@@ -295,3 +300,87 @@ async def test_the_sentences_of_an_input_share_a_coverage_of_the_whole(start: St
             assert all(whole[word["start"] : word["end"]] == word["text"] for word in words)
         judged = [word["coverage"] for word in output["coverage"]["source_words"] if word["text"].isalpha()]
         assert output["coverage"]["coverage"] <= min(judged[:-1])
+
+
+@pytest.mark.parametrize("hidden", [[], [-1, -2]])  # or all but the word
+async def test_texts_up_to_the_limit_can_be_confirmed(start: Start, make_backend: MakeBackend, hidden: Any) -> None:
+    async with start(with_coverage(make_backend(), STRICT)) as running:
+        parameters = {"return_coverage": True, **CONFIRMS, "min_new_tokens": 64, "max_new_tokens": 64}
+        body = {"inputs": "Hund.", "parameters": {**parameters, "hidden_source_tokens": hidden}}
+        (output,) = (await running.result("/v1/generate", body))["outputs"]
+        assert output["finish_reason"] == "length"
+
+
+async def test_a_continued_text_has_all_its_tokens(
+    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "_value", lambda output: len(output.tokens))
+    backend = with_coverage(make_backend(), STRICT)
+    tokenizer, found = backend.tokenizer, []
+    others = [id_ for id_ in range(len(tokenizer)) if tokenizer.name(id_) not in (" dog", " Hun", " a", "</s>")]
+    async with start(backend, max_rows=1) as running:
+        for text in ("dog dog", "a dog", "dog Hund a", "dog x a dog"):
+            parameters = {"max_new_tokens": 12, "repair": True, "suppress_tokens": others}
+            (output,) = (await running.result("/v1/generate", {"inputs": text, "parameters": parameters}))["outputs"]
+            words = "".join(token["text"] for token in output["tokens"] if token["text"] != "</s>")
+            assert words.strip() == output["text"]
+            assert output["score"] == pytest.approx(sum(token["logprob"] for token in output["tokens"]), abs=1e-4)
+            found.append(output["repair"]["method"])
+    assert {*found} >= {"continuation"}
+
+
+async def test_a_text_that_was_split_has_no_warning(start: Start, make_backend: MakeBackend) -> None:
+    backend = with_coverage(make_backend(), STRICT)
+    async with start(changed(with_languages(backend, fake="en-de"), training_unit="sentence")) as running:
+        for repairs in (False, True):
+            parameters = {"max_new_tokens": 6, "top_logprobs": 1, "repair": repairs}
+            result = await running.result("/v1/generate", {"inputs": "a dog. Hund a.", "parameters": parameters})
+            assert ("warnings" in result, "sentences" in result["outputs"][0]) == (not repairs, repairs)
+
+
+async def test_a_text_that_nothing_can_repair_says_so(start: Start, make_backend: MakeBackend) -> None:
+    async with start(with_coverage(make_backend(), STRICT), max_rows=1) as one:
+        body = {"inputs": "Hund", "parameters": {"max_new_tokens": 1, "repair": True}}
+        (output,) = (await one.result("/v1/generate", body))["outputs"]
+        assert output["repair"] == {"method": "none", "text": output["text"], "num_omitted": 1}
+
+
+async def test_attempts_to_repair_a_text_need_no_place_in_the_response(
+    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters: dict[str, Any] = {"max_new_tokens": 6, "return_attention": True}
+    body = {"inputs": "a dog", "parameters": parameters}
+    async with start(with_coverage(make_backend(), STRICT)) as running:
+        (plain,) = (await running.result("/v1/generate", body))["outputs"]
+        for module in (maps, results):
+            monkeypatch.setattr(module, "MAX_NUMBERS", 2 * sum(len(one["data"]) for one in plain["attention"]["maps"]))
+        parameters |= {"repair": True}
+        (output,) = (await running.result("/v1/generate", body))["outputs"]
+        assert output["repair"] and output["attention"]["target_tokens"] == [one["text"] for one in output["tokens"]]
+
+
+async def test_the_support_of_a_word_leaves_out_the_stop_string_after_it(covering: Running) -> None:
+    parameters = {"max_new_tokens": 4, "return_coverage": True, "logit_bias": {"261": 60}, "target_prefix": "a"}
+    body: dict[str, Any] = {"inputs": "a dog", "parameters": {**parameters, "return_attention": ONE_HEAD}}
+    (whole,) = (await covering.result("/v1/generate", body))["outputs"]
+    body["parameters"]["stop"] = "dog"
+    (output,) = (await covering.result("/v1/generate", body))["outputs"]
+    assert (whole["text"], output["text"]) == ("a dog dog dog dog", "a ")
+    assert output["coverage"]["target_words"] == whole["coverage"]["target_words"][:1]
+    stopped, unstopped = (found["attention"]["maps"][0]["data"] for found in (output, whole))
+    assert stopped == unstopped[: len(stopped)] and len(stopped) * 5 == len(unstopped)
+
+
+async def test_what_is_copied_is_neither_omitted_nor_doubtful(start: Start, make_backend: MakeBackend) -> None:
+    async with start(with_languages(with_coverage(make_backend(), STRICT), fake="en-de")) as running:
+        for text in ("12", "🙂", "a {name} dog", "a {abc} dog"):  # as long as a stand-in, or not
+            for path in ("generate", "translate"):
+                body: dict[str, Any] = {"inputs": text, "parameters": {"return_coverage": True}}
+                coverage = (await running.result(f"/v1/{path}", body))["outputs"][0]["coverage"]
+                marks = {word["text"]: word["omitted"] for word in coverage["source_words"]}
+                if path == "translate" or "{" not in text:
+                    assert marks == ({"a": True, text[2:-4]: False, "dog": True} if "{" in text else {})
+                    assert not any(word["doubtful"] for word in coverage["target_words"] if "{" in word["text"])
+        body = {"on_empty": "pass", "inputs": [" "], "parameters": {"repair": True}}
+        coverage = (await running.result("/v1/generate", body))["outputs"][0]["coverage"]
+        assert coverage == {"coverage": 1.0, "source_words": [], "target_words": []}
