@@ -50,7 +50,7 @@ COPY service sightline/service
 COPY translation sightline/translation
 # A new volume for the bundles gets the owner of this folder.
 RUN python -m compileall -q sightline && install --directory --owner 10001 --group 10001 /bundles
-# HF_HOME: downloads of models are the only files that the service keeps beside the bundles.
+# HF_HOME: downloads of models stay in the volume of the bundles.
 # ORT_DISABLE_TELEMETRY: otherwise, ONNX Runtime sends usage data over the network.
 ENV SIGHTLINE_HOST=:: SIGHTLINE_PORT=8000 SIGHTLINE_BUNDLES=/bundles HF_HOME=/bundles/.cache ORT_DISABLE_TELEMETRY=1
 USER 10001:10001

@@ -1,5 +1,5 @@
 # Commands of this repository; `make help` lists them. `make serve` and `make test` need Python
-# 3.11, pip and make. Each creates its own virtual environment.
+# 3.11 to 3.13, pip and make. Each creates its own virtual environment.
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13) python3.11)
 RUNTIME ?= cpu# cpu, or gpu (experimental: not yet run on one)

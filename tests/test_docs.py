@@ -19,16 +19,20 @@ from sightline import __version__
 from sightline.base.bundle import SCHEMA_VERSION
 from sightline.base.bundle_files import read_manifest
 from sightline.service.api_errors import Limit
+from sightline.service.app import endpoints_of
 from sightline.service.discovery import find_bundles
 from sightline.service.metrics import Metrics
 from sightline.service.runtime.state_memory import row_bytes
-from sightline.service.settings import SETTINGS, env_name
+from sightline.service.settings import SETTINGS, Settings, env_name
 
 FOLDERS = ("bundles", "docs", "lab")
 DOCUMENTS = sorted([*Path().glob("*.md"), *(page for folder in FOLDERS for page in Path(folder).rglob("*.md"))])
+CURRENT = [page for page in DOCUMENTS if page.name != "CHANGELOG.md"]  # it has names of earlier versions, too
 README = Path("README.md").read_text(encoding="utf-8")
 MAKEFILE = Path("Makefile").read_text(encoding="utf-8")
+PROJECT = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
 TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
+ENDPOINTS = endpoints_of(Settings())
 UNIT = Path("deploy/sightline.service")
 MONITORING = [Path("deploy", name) for name in ("prometheus/alerts.yml", "grafana/sightline.json")]
 
@@ -97,6 +101,37 @@ def test_settings_and_metrics_that_are_named_exist(document: Path) -> None:
     assert set(re.findall(r"\bsightline_[a-z0-9_]+", text)) <= metrics | {"sightline_serving"}  # the wheel
 
 
+@functools.cache
+def tracked_files() -> list[Path]:
+    done = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True)
+    return [Path(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("document", CURRENT, ids=str)
+def test_files_options_extras_and_routes_that_are_named_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    codes = re.findall(r"`([^`\n]+)`", text)
+    folders = "|".join({path.parts[0] for path in tracked_files() if path.parent.parts} - {"bundles"})
+    paths = {path for code in codes for path in re.findall(rf"(?<![\w./-])(?:{folders})/[\w./-]*\w", code)}
+    assert not {path for path in paths if not Path(path).exists()}
+    modules = {name for code in codes for name in re.findall(r"(?<![\w./-])\w+\.(?:py|js)\b", code)}
+    others = {"chat.py", "run_ner.py"}  # an example, and a file of Transformers
+    assert modules - others <= {path.name for path in tracked_files()}
+
+    commands = [code for code in codes if code.startswith("sightline ")]
+    options = {name for command in commands for name in re.findall(r"(?<!\S)--(?:no-)?([a-z][\w-]*)", command)}
+    reference = "".join(Path(f"docs/reference/{page}.md").read_text(encoding="utf-8") for page in ("cli", "training"))
+    assert options <= set(re.findall(r"--(?:no-)?([a-z][\w-]*)", reference))
+
+    installed = re.findall(r"pip install [^`\n]*\[([a-z,]+)\]", text)
+    extras = {name for names in installed for name in names.split(",")} | set(re.findall(r"\bextra `([a-z]+)`", text))
+    assert extras <= set(PROJECT["optional-dependencies"])
+
+    routes = "|".join(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(f"{one.method} {one.path}")) for one in ENDPOINTS)
+    named = re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE) /[^`\s?]*)", text)
+    assert not [route for route in named if not re.fullmatch(routes, route)]
+
+
 def test_the_table_of_limits_has_every_limit_of_settings_and_metrics() -> None:
     sources = [limit.source for limit in LIMITS]
     assert {name for name in SETTINGS if name.startswith("max_") or name.endswith("_s")} <= set(sources)
@@ -127,8 +162,8 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["version"] == __version__
+    assert PROJECT["version"] == __version__
+    assert f"now {__version__.rpartition('.')[0]} |" in Path("SECURITY.md").read_text(encoding="utf-8")
     assert f"## [{__version__}]" in Path("CHANGELOG.md").read_text(encoding="utf-8")
     manifest = Path("docs/reference/manifest.md").read_text(encoding="utf-8")
     assert f"| {__version__} | {SCHEMA_VERSION} |" in manifest
@@ -157,6 +192,12 @@ def test_figures_are_those_of_the_committed_results(document: Path, tmp_path: Pa
 def test_the_licences_of_the_readme_are_those_of_the_bundles() -> None:
     for licence in {read_manifest(folder).license for folder in find_bundles(Path("bundles"))}:
         assert licence in README or "Apache" in licence, licence
+
+
+def test_the_cards_of_the_lab_have_the_tasks_of_its_models() -> None:
+    for folder, manifest in find_bundles(Path("lab/bundles")).items():
+        card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+        assert f"| tasks | {', '.join(manifest.tasks)} |" in card, folder
 
 
 def test_no_text_names_the_package_of_a_stranger() -> None:
