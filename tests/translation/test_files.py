@@ -311,6 +311,8 @@ def test_json_changes_only_its_values() -> None:
         ("文(&F)", "文(&F)"),
         ("Go to %(name)s &now.", "&NOW %(name)s TO GO."),
         ("AT&T it.", "IT AT&T."),
+        ("Rock&roll it.", "IT ROCK&ROLL."),
+        ("See https://x.y/?a&b it.", "IT https://x.y/?a&b SEE."),
         ("{{#if a}}One two.{{else}}Ann Bob.{{/if}}", "{{#if a}}TWO ONE.{{else}}BOB ANN.{{/if}}"),
     ],
 )
@@ -348,8 +350,8 @@ def test_yaml_changes_only_its_values() -> None:
     expected = expected.replace("Quoted: text x", "QUOTED: TEXT X").replace("It''s me", "IT''S ME")
     assert written == expected
     assert yaml.safe_load(written)["de"]["h"] == "SOME TEXT"
-    symbols = "a: One two\norder: [ :year, :month ]  # Note\n"
-    assert translate("a.yml", symbols).decode() == symbols.replace("One two", "ONE TWO")
+    symbols = "a: One two\norder: [ :year, :month ]  # Note\nb: |\n  b: [:a]\n"
+    assert translate("a.yml", symbols).decode() == symbols.replace("One two", "ONE TWO").replace("b: [:a]", "B:[: A]")
     assert yaml.safe_load(translate("a.yaml", "a: b\nb: 'no'\n")) == {"a": "B", "b": "NO"}
 
 

@@ -27,7 +27,7 @@ _ADDRESS, _NO_SPACE = re.compile(r"(?<=\]\()[^\s()]*\{[{%][^{}()\n]*[}%]\}"), "\
 _NOTE = re.compile(r"(?:\[\^[^\]\s]+\])?:\s+")  # the start of a footnote, or of the definition of a term
 # Lines that are no text: of directives, templates, attributes, and imports of MDX.
 _DIRECTIVE = re.compile(
-    r"(?:(?::{3,}[^\n]*|(?:\{[{%][^{}\n]*[}%]\}[ \t]*)+|\{:[^{}\n]*\}|import [^\n]+ from ['\"][^\n]+)"
+    r"(?:(?::{3,}[^\n]*|(?:\{[{%][^{}\n]*[}%]\}[ \t]*)+|\{:[^{}\n]*\}|import [^\n]+ from ['\"][^\s'\"]+['\"];?)"
     r"[ \t]*(?:\n\s*|\Z))+"
 )
 _LEAD = re.compile(rf"{_DIRECTIVE.pattern}|{_NOTE.pattern}|\[[ xX]\]\s|\[![A-Z]+\]\s*")  # also of tasks and alerts

@@ -22,7 +22,7 @@ _ANCHOR = re.compile(r"(?:[&!]\S*\s+)*")  # and tags
 _MESSAGE = re.compile(rf"\{{\s*[\w.-]+\s*,\s*(?:plural|select|selectordinal)\s*,{NESTED}\}}")
 _FORM = re.compile(rf"(\w\s*\{{)({NESTED})(?=\}})")
 # The key of a menu: &File, _File, E&xit, or "(&F)" after a text.
-_KEY = re.compile(r"\s?\(&(\w)\)|((?<![\w&])[&_]|(?<=\w)&(?=[a-z])|(?<=^[A-Z])_|(?<=^[A-Z][a-z])_)(?=[^\W_])(?!\w+;)")
+_KEY = re.compile(r"\s?\(&(\w)\)|((?<![\w&])[&_]|(?:(?<=^[A-Z])|(?<=^[A-Z][a-z]))[&_](?=[a-z]))(?=[^\W_])(?!\w+;)")
 # Values in ASCII that programs read.
 _IDENTIFIER = re.compile(
     r"(?=\S*[\d_])[^\s<>&{}%]+"  # snake_case, versions, colours, hashes
@@ -32,7 +32,7 @@ _IDENTIFIER = re.compile(
     r"|[a-z]+\([\d.,%/ -]*\)"  # rgb(0, 0, 0)
 )
 # A list of symbols of Ruby, [:year, :month], which YAML 1.2 allows, but not the library.
-_SYMBOLS = re.compile(r"(?<=[:-] )\[\s*:\w+(?:,\s*:\w+)*\s*\](?=\s*(?:#|$))", re.MULTILINE)
+_SYMBOLS, _COLON = re.compile(r"(?m)(?<=[:-] )\[\s*:\w+(?:,\s*:\w+)*\s*\](?=[\s,}]*(?:#|$))"), "\ue001"
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:[-_][A-Z][A-Za-z]{1,3})?")
 
 
@@ -188,7 +188,7 @@ class YamlStrings(Replacements):
         super().__init__(*decode(data))
         self._language: tuple[int, int] | None = None  # the only key of the root, if it is a language
         try:
-            text = _SYMBOLS.sub(lambda symbols: symbols[0].replace(":", "_"), self._text)
+            text = _SYMBOLS.sub(lambda symbols: symbols[0].replace(":", _COLON), self._text)
             roots = [root for root in yaml.compose_all(text, yaml.SafeLoader) if root is not None]
         except (yaml.YAMLError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
@@ -206,7 +206,7 @@ class YamlStrings(Replacements):
         start += len(_ANCHOR.match(self._text[start:end])[0])  # type: ignore[index]
         source = self._text[start:end]
         dump = partial(_block, source) if node.style in ("|", ">") else partial(_scalar, node.style)
-        self.add_value(node.value, self.replace(start, end, dump))
+        self.add_value(node.value.replace(_COLON, ":"), self.replace(start, end, dump))
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
         if self._language is not None:
