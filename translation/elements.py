@@ -69,7 +69,7 @@ def _add_element(builder: TextBuilder, element: Any, stands_for: StandsFor) -> N
         return
     builder.open(element)
     builder.add(element.text or "")
-    for child in list(element) if element.tag == PAIR else _with_pairs(element):
+    for child in list(element) if element.tag == PAIR else _with_pairs(list(element)):
         _add_element(builder, child, stands_for)
         builder.add(child.tail or "")
     builder.close()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from sightline.base.text.sentences import has_letter
+
 SPACE = re.compile(r"[ \t\r\n\f]+")  # what browsers and office programs show as one space
 Node = str | tuple[int, list[Any]]  # a text, or the index of a mark with the nodes inside of it
 
@@ -79,6 +81,11 @@ class Texts:
         self.texts.append(text)
         self.things.append(things)
         self._writers.append(writer)
+
+    def add_plain(self, text: str | None, write: Callable[[str], None]) -> None:
+        """Add a text without marks, if it has words."""
+        if text and has_letter(text):
+            self.add(MarkedText(text), lambda result: write(result.text))
 
     def apply(self, translations: Sequence[TranslatedText]) -> None:
         """Write the translations; called once.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from sightline.base.text.sentences import has_letter
 from sightline.translation.elements import INVALID, PAIR, add_content
-from sightline.translation.marks import MarkedText, Texts, TranslatedText, Writer
+from sightline.translation.marks import Texts, TranslatedText
 
 MarkupKind = Literal["html", "xml"]
 MAX_DEPTH = 200  # of elements inside of each other
@@ -28,7 +28,7 @@ _POINTS = _names(
     "area audio base br canvas embed iframe img input link map math meta object param picture progress meter noframes "
     "pre rp rt script source style svg template textarea track video wbr"
 )
-_CODE = _names("code kbd samp tt var")
+CODE = _names("code kbd samp tt var")
 _FORMATS = _names("b big del em font i ins mark s small span strike strong u")
 _ATTRIBUTES = _names("alt aria-description aria-label aria-placeholder label placeholder summary title")
 _META = _names(
@@ -135,7 +135,8 @@ def _add_block(texts: Texts, element: Any, tags: Tags) -> None:
         if is_html and _name(inner) in _POINTS:
             return "\n" if _name(inner) == "br" else ""
         text = "".join(inner.itertext())
-        is_number = _name(inner) == "sup" and not has_letter(text)  # of a note
+        is_note = _name(inner) == "sup" or "noteref" in "".join(inner.attrib.values())
+        is_number = is_note and not has_letter(text)
         if is_html and text.strip() and (is_number or not any(map(str.isalnum, text))):
             return ""
         return text if _is_kept(inner, tags) else None
@@ -174,9 +175,7 @@ def _is_kept(element: Any, tags: Tags) -> bool:
     if not name or element.get("translate") == "no" or name in tags.kept:
         return True
     # Pictures and formulas in XHTML have another namespace.
-    return tags.kind == "html" and (
-        name in _CODE or name[0] == "{" or "notranslate" in element.get("class", "").split()
-    )
+    return tags.kind == "html" and (name in CODE or name[0] == "{" or "notranslate" in element.get("class", "").split())
 
 
 def _add_attributes(texts: Texts, element: Any, tags: Tags) -> None:
@@ -189,14 +188,13 @@ def _add_attributes(texts: Texts, element: Any, tags: Tags) -> None:
     if _name(element) == "input" and element.get("type", "").lower() in ("submit", "button", "reset"):
         names.append("value")
     for name in names:
-        if has_letter(element.get(name, "")):
-            texts.add(MarkedText(element.get(name)), _attribute_writer(element, name))
+        add_attribute(texts, element, name)
     for child in element:
         _add_attributes(texts, child, tags)
 
 
-def _attribute_writer(element: Any, name: str) -> Writer:
-    return lambda translation: element.set(name, INVALID.sub("", translation.text))
+def add_attribute(texts: Texts, element: Any, name: str) -> None:
+    texts.add_plain(element.get(name), lambda text: element.set(name, INVALID.sub("", text)))
 
 
 def _read_html(source: str) -> tuple[Any, bool]:

@@ -41,14 +41,14 @@ _FILE_TYPES = (
 )
 _DOMAINS = "com|org|net|edu|gov|io|dev|app|ai|co|info|eu|uk|de|fr|es|it|nl|pl|pt|br|ru|jp|cn|in|ch|at|se|no|fi|dk|cz|us"
 _PLURALS = "plural|select|selectordinal|number|date|time|spellout|ordinal|duration|choice"
-_NESTED = "[^{}]*(?:\\{[^{}]*(?:\\{[^{}]*(?:\\{[^{}]*\\}[^{}]*)*\\}[^{}]*)*\\}[^{}]*)*"  # balanced braces
+NESTED = "[^{}]*(?:\\{[^{}]*(?:\\{[^{}]*(?:\\{[^{}]*\\}[^{}]*)*\\}[^{}]*)*\\}[^{}]*)*"  # balanced braces
 # Symbols have no part in the grammar of their sentence, and punctuation may follow URLs. The order
 # decides between patterns that match at the same character.
 _PATTERNS = {
     "code": r"(?<!`)(?P<ticks>`{1,3})(?!`)[^\n]{1,500}?(?<!`)(?P=ticks)(?!`)",
     "math": r"\$\$[^$]{1,500}\$\$|(?<![\w$])\$(?![\s\d$])[^$\n]{0,200}?[^\s$]\$(?![\w$])|\\\([^\n]{1,200}?\\\)",
     "latex": r"\\[a-zA-Z]+(?:\[[^\[\]\n]{0,50}\])?(?:\{[^{}\n]{0,200}\})+",
-    "icu": rf"\{{\s*[\w.-]{{1,64}}\s*,\s*(?:{_PLURALS})\b{_NESTED}\}}",
+    "icu": rf"\{{\s*[\w.-]{{1,64}}\s*,\s*(?:{_PLURALS})\b{NESTED}\}}",
     "template": r"\{\{\{?[^{}\n]{0,200}\}?\}\}%?|\{%[^{}\n]{0,200}%\}|\*\|[^|\n]{1,100}\|\*",  # {{ name }}
     "placeholder": r"[$#%@]\{[^{}\n]{0,200}\}|%?\{\s*[\w.,:$!|%\[\]<>^+-]*\s*\}%?|\$t\([^()\n]{1,200}\)",  # {name}
     "autolink": r"<[^<>\s]*(?:@|://)[^<>\s]*>",
@@ -71,7 +71,7 @@ _PATTERNS = {
     "symbol_note": r"\[\^[^\]\s]{1,40}\]:?",
     "symbol_hashtag": r"(?<![\w&#/])#\w+",
     "handle": r"(?<![\w@/.])@:?\w[\w.-]*\w(?:@[\w-]+(?:\.[\w-]+)+)?",
-    "entity": r"&(?:#\d{1,7}|#x[\da-fA-F]{1,6}|[A-Za-z]\w{1,30});",
+    "entity": r"&(?:#\d{1,7}|#x[\da-fA-F]{1,6}|[A-Za-z]\w{1,30});|(?<=\w )#(?= [^\W\d_])",  # and numbers of ICU
     "symbol_emoji": f"{_EMOJI}(?:[ ]?{_EMOJI})*",
     "flag": r"(?<![\w-])--[a-zA-Z][\w-]*(?:=[^\s.,;]+)?",
     "symbol_emoticon": r"(?<!\S)[:;=][-^']?[()DPp|/*](?!\w)",

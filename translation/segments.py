@@ -13,10 +13,12 @@ from sightline.translation.protected import Kept, kept_within
 
 # The marks at the start of a line. Numbers of list items are found by `split_sentences`.
 _LINE_START = re.compile(
-    r"^[ \t]*(?:>[ \t]?)*[ \t]*(?:#{1,6}[ \t]+|[-*+•‣◦–—·▪►✓✔☐☑][ \t]+(?:\[[ xX]\][ \t]+)?|={2,6}[ \t]+)?", re.MULTILINE
+    r"(?m)^[ \t]*(?:>[ \t]*)*(?:#{1,6}[ \t]+|[-*+•‣◦–—·▪►✓✔☐☑][ \t]+(?:\[[ xX]\][ \t]+)?|={2,6}[ \t]+|-(?=[A-Z]))?"
 )
 # Symbols between two texts of a line, such as those of a menu: "File → Open", and around headings.
 _BETWEEN = re.compile(r"(?<!\S)(?:#+(?=[ \t]*$)|[|·•→⇒▸►]|[*=~_]{2,})(?!\S)", re.MULTILINE)
+# Tags of templates that begin or end a branch or a loop, whose text has sentences of its own.
+_BRANCH = re.compile(r"\{\{~?(?:[#/^]|else\b)|\{%-?\s*(?:if|el|end|unless|case|for\b)|<%(?![=#-])|\*\|(?:IF|EL|END)")
 _TABLE_ROW = re.compile(r"^[ \t]*\|.*\|[ \t]*$", re.MULTILINE)
 # Places at which a sentence that is too long is divided, the best first.
 _CLAUSES = (
@@ -53,7 +55,8 @@ def _hide(text: str, kept: Sequence[Kept]) -> str:
     for span in kept:
         parts.append(text[position : span.start])
         own, size = text[span.start : span.end], span.end - span.start
-        is_border = own.isspace() or "\n" in own or "\r" in own or _BETWEEN.match(text, span.start)
+        has_lines = own.isspace() or not {*own}.isdisjoint("\r\n")
+        is_border = has_lines or _BETWEEN.match(text, span.start) or _BRANCH.match(own)
         parts.append("\n" * size if is_border else "X" + "x" * (size - 1) if size > 1 else "5")
         position = span.end
     plain = "".join([*parts, text[position:]]).replace("\t", "\n")  # a tab is between two cells

@@ -22,6 +22,8 @@ from docx.oxml import OxmlElement
 from docx.oxml.ns import qn
 from lxml import etree
 from markdown_it import MarkdownIt
+from pptx.chart.data import CategoryChartData
+from pptx.enum.chart import XL_CHART_TYPE
 
 from sightline.translation.files import archive
 from sightline.translation.files.document import DocumentError
@@ -132,7 +134,7 @@ SETEXT HEAD
 <summary>MORE <i>OF IT</i></summary>
 
 HARD BREAK\\
-NEXT LINE <kbd>KEY</kbd> AND ***BOTH*** END &amp; MORE.
+NEXT LINE <kbd>Key</kbd> AND ***BOTH*** END &amp; MORE.
 
 </details>
 <p>AFTER IT</p>
@@ -147,6 +149,39 @@ def test_markdown_keeps_its_blocks_and_marks() -> None:
     written = translate("a.md", MARKDOWN).decode()
     assert written == IN_MARKDOWN
     assert translate("a.md", MARKDOWN.replace("\n", "\r\n")).decode() == IN_MARKDOWN.replace("\n", "\r\n")
+
+
+SITE = """import Tabs from '@theme/Tabs';
+
+## Heading here {#my-id}
+
+{{< note >}}
+See [a page]({{< ref "b.md" >}}) and <code>some name</code>.
+{: .lead #first }
+{{< /note >}}
+
+1. Second step
+   !!! note "A title"
+       The text goes
+       on.
+
+       - Item
+
+!!! warning
+    Be careful.
+Next text [a link](b){: .some_class } ends.
+{% endraw %}
+"""
+
+
+def test_markdown_of_sites_keeps_templates_attributes_and_notes() -> None:
+    expected = SITE.replace("text goes\n       on", "text goes on")
+    words = ("Heading here", "See", "a page", "and", "Second step", "A title", "The text goes on", "Item", "Be careful")
+    for word in (*words, "Next text", "a link", "ends"):
+        expected = re.sub(rf"\b{word}(?=[ .\]\n\"])(?!md)", word.upper(), expected)
+    assert translate("a.md", SITE).decode() == expected
+    for text in ("{#my-id}\n", '({{< ref "b.md" >}})', "<code>some name</code>"):
+        assert text in translate("a.md", SITE, reversed_order).decode()
 
 
 @pytest.mark.parametrize(
@@ -215,6 +250,12 @@ def test_cues_of_subtitles_share_sentences() -> None:
     assert all(re.search("[A-Z.]", text) for text in moved) and sum(text.count("<i>") for text in moved) == 2
 
 
+def test_speakers_of_a_cue_keep_their_lines_and_dashes() -> None:
+    source = "1\n00:00:01,000 --> 00:00:02,000\n<b>- Stop it!</b>\n<i>- No!</i>\n-Never ever.\n"
+    expected = "<b>- IT STOP!</b>\n<i>- NO!</i>\n-EVER NEVER.\n"
+    assert translate("a.srt", source, reversed_order).decode().endswith(expected)
+
+
 def test_webvtt_keeps_its_notes_settings_and_speakers() -> None:
     source = "WEBVTT\n\nNOTE hi there\n\nid1\n00:01.000 --> 00:02.000 align:start\n<v Bob>Hello <c.red>my</c> friend\n"
     written = translate("a.vtt", source).decode()
@@ -254,6 +295,32 @@ def test_json_changes_only_its_values() -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (
+            "{n, plural, =0 {No files.} one {# <b>new file</b>.} other {{g, select, x {His # files.} other {#}} now.}}",
+            "{n, plural, =0 {FILES NO.} one {# <b>FILE NEW</b>.} other {NOW {g, select, x {FILES # HIS.} other {#}}.}}",
+        ),
+        (
+            "See {n, plural, one {one dog.} other {# dogs.}} here.",
+            "HERE {n, plural, one {DOG ONE.} other {# DOGS.}} SEE.",
+        ),
+        ("Save &as…", "&AS SAVE…"),
+        ("E&xit it.", "IT E&XIT."),
+        ("_Open it.", "IT _OPEN."),
+        ("文(&F)", "文(&F)"),
+        ("Go to %(name)s &now.", "&NOW %(name)s TO GO."),
+        ("AT&T it.", "IT AT&T."),
+        ("Rock&roll it.", "IT ROCK&ROLL."),
+        ("See https://x.y/?a&b it.", "IT https://x.y/?a&b SEE."),
+        ("{{#if a}}One two.{{else}}Ann Bob.{{/if}}", "{{#if a}}TWO ONE.{{else}}BOB ANN.{{/if}}"),
+    ],
+)
+def test_messages_and_keys_of_menus_are_translated_as_such(source: str, target: str) -> None:
+    assert json.loads(translate("a.json", json.dumps([source]), reversed_order)) == [target]
+
+
+@pytest.mark.parametrize(
     "value",
     [
         "snake_case", "kebab-case-id", "CONSTANT", "camelCase", "app.models.User", "Admin::User", "btn-lg btn-primary",
@@ -283,6 +350,8 @@ def test_yaml_changes_only_its_values() -> None:
     expected = expected.replace("Quoted: text x", "QUOTED: TEXT X").replace("It''s me", "IT''S ME")
     assert written == expected
     assert yaml.safe_load(written)["de"]["h"] == "SOME TEXT"
+    symbols = "a: One two\norder: [ :year, :month ]  # Note\nb: |\n  b: [:a]\n"
+    assert translate("a.yml", symbols).decode() == symbols.replace("One two", "ONE TWO").replace("b: [:a]", "B:[: A]")
     assert yaml.safe_load(translate("a.yaml", "a: b\nb: 'no'\n")) == {"a": "B", "b": "NO"}
 
 
@@ -383,6 +452,22 @@ def test_docx_keeps_runs_links_fields_and_tables(order: Order) -> None:
     assert sorted(result.sections[0].header.paragraphs[0].text.split()) == ["HEADER", "MY"]
 
 
+def test_docx_keeps_numbers_of_pages_in_fields_and_translates_alternative_texts() -> None:
+    document = docx.Document()
+    document.core_properties.title = "My report"
+    paragraph = document.add_paragraph("A picture")
+    link = OxmlElement("w:hyperlink")
+    add_field(paragraph, " PAGEREF x ", "3")
+    link.extend(paragraph._p[1:])
+    paragraph._p.append(link)
+    paragraph._p.append(OxmlElement("w:docPr"))
+    paragraph._p[-1].set("descr", "A dog")
+    result: Any = docx.Document(io.BytesIO(translate("a.docx", bytes_of(document.save))))
+    assert result.core_properties.title == "MY REPORT" and result.paragraphs[0]._p[-1].get("descr") == "A DOG"
+    runs = [each.tag.partition("}")[2] for each in result.paragraphs[0]._p.iter(qn("w:fldChar"), qn("w:t"))]
+    assert runs == ["t", "fldChar", "fldChar", "t", "fldChar"]
+
+
 def test_pptx_keeps_shapes_and_notes() -> None:
     slides = pptx.Presentation()
     slide = slides.slides.add_slide(slides.slide_layouts[1])
@@ -394,9 +479,15 @@ def test_pptx_keeps_shapes_and_notes() -> None:
     frame.paragraphs[0].add_line_break()
     frame.paragraphs[0].add_run().text = "next"
     slide.notes_slide.notes_text_frame.text = "A note"
+    data: Any = CategoryChartData()  # type: ignore[no-untyped-call]
+    data.categories = ["North side", "2024"]
+    data.add_series("Some costs", (1, 2))
+    slide.shapes.add_chart(XL_CHART_TYPE.COLUMN_CLUSTERED, 0, 0, 9, 9, data)
     result = pptx.Presentation(io.BytesIO(translate("a.pptx", bytes_of(slides.save))))
     (slide,) = result.slides
     assert slide.shapes.title.text == "THE TITLE" and slide.notes_slide.notes_text_frame.text == "A NOTE"
+    (plot,) = slide.shapes[-1].chart.plots
+    assert ([*plot.categories], plot.series[0].name) == (["NORTH SIDE", "2024"], "SOME COSTS")
     paragraph = slide.placeholders[1].text_frame.paragraphs[0]
     assert paragraph.text == "PLAIN BOLD WORDS\vNEXT"
     assert [run.text for run in paragraph.runs if run.font.bold] == ["BOLD WORDS"]
@@ -412,6 +503,8 @@ def test_odt_keeps_spans_spaces_and_lists() -> None:
     )
     document.body.append(paragraph)
     document.body.append(odfdo.List(["Item one"]))
+    field = "<text:p>See page <text:page-number>3</text:page-number> of it.</text:p>"
+    document.body.append(odfdo.Element.from_tag(field))
     written = translate("a.odt", bytes_of(document.save))
     body: Any = odfdo.Document(io.BytesIO(written)).body
     assert [str(each.text) for each in body.headers] == ["THE TITLE"]
@@ -420,6 +513,8 @@ def test_odt_keeps_spans_spaces_and_lists() -> None:
         '<text:line-break/><text:a xlink:href="http://x">SEE IT</text:a><text:bookmark text:name="b"/></text:p>'
     )
     assert "ITEM ONE" in body.get_list(0).serialize()
+    read = [text.text for text in read_document("a.odt", bytes_of(document.save)).texts]
+    assert "See page 3 of it." in read and body.get_paragraph(2).text_recursive == "SEE PAGE 3 OF IT."
     assert zipfile.ZipFile(io.BytesIO(written)).infolist()[0].filename == "mimetype"
 
 
@@ -431,7 +526,7 @@ BOOK = {
     "one.xhtml": '<?xml version="1.0" encoding="utf-8"?><!DOCTYPE html><html xmlns="http://www.w3.org/1999/xhtml" '
     'xmlns:epub="http://www.idpf.org/2007/ops" lang="en"><head><title>One</title></head><body><p epub:type="x">A '
     '<b>big <i>dog</i></b> runs<br/> and <a id="n"/>eats.</p><svg xmlns="http://www.w3.org/2000/svg"><text>Keep</text>'
-    "</svg></body></html>",
+    '</svg><p>So&nbsp;it was<a epub:type="noteref" href="#n">1</a> here.</p></body></html>',
     "toc.ncx": '<ncx xmlns="http://www.daisy.org/z3986/2005/ncx/"><text>Chapter one</text></ncx>',
     "style.css": "p { color: red }",
 }
@@ -443,10 +538,11 @@ def test_epub_keeps_its_pages_as_xhtml() -> None:
     assert (first.filename, first.compress_type) == ("mimetype", zipfile.ZIP_STORED)
     assert result.namelist() == list(BOOK)
     page = etree.fromstring(result.read("one.xhtml"))
-    source = etree.fromstring(BOOK["one.xhtml"].encode())
+    source = etree.fromstring(BOOK["one.xhtml"].replace("&nbsp;", " ").encode())
     assert [element.tag for element in page.iter()] == [element.tag for element in source.iter()]
     text = etree.tostring(page, encoding="unicode")
     assert "A <b>BIG <i>DOG</i></b> RUNS<br/>" in text and ">Keep</text>" in text and 'lang="de"' in text
+    assert 'SO IT WAS<a epub:type="noteref" href="#n">1</a> HERE.' in text
     assert b"<dc:title>MY BOOK</dc:title><dc:language>de<" in result.read("book.opf")
     assert b"<text>CHAPTER ONE</text>" in result.read("toc.ncx")
     assert result.read("style.css").decode() == BOOK["style.css"]

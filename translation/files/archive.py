@@ -43,7 +43,5 @@ class Archive:
                 copied = zipfile.ZipInfo(part.filename, part.date_time)
                 copied.compress_type = part.compress_type
                 copied.external_attr = part.external_attr
-                archive.writestr(
-                    copied, changed[part.filename] if part.filename in changed else self.read(part.filename)
-                )
+                archive.writestr(copied, changed.get(part.filename) or self.read(part.filename))
         return output.getvalue()

@@ -1,7 +1,9 @@
 """Parts that the formats of files share: limits, errors, encodings and XML."""
 
 import codecs
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from html import unescape
 from typing import Any, Protocol
 
 from sightline.translation.marks import MarkedText, TranslatedText
@@ -9,6 +11,7 @@ from sightline.translation.marks import MarkedText, TranslatedText
 MAX_BYTES = 100 * 2**20  # of a file
 MAX_UNPACKED_BYTES = 500 * 2**20  # of all files in an archive
 MAX_PARTS = 10_000  # files in an archive
+_ENTITY = re.compile(rb"&(?!(?:amp|lt|gt|quot|apos);)[A-Za-z]\w*;")
 MAX_CHARACTERS, MAX_TEXTS = 8_000, 256  # of texts that are translated at once
 
 
@@ -75,6 +78,8 @@ def parse_xml(data: bytes) -> Any:
     """Return the root of an XML file, in which no entity is read from elsewhere or expanded."""
     from lxml import etree
 
+    if b"<!DOCTYPE html" in data:  # the DTD of XHTML is not read
+        data = _ENTITY.sub(lambda entity: unescape(entity[0].decode()).encode("ascii", "xmlcharrefreplace"), data)
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     try:
         root = etree.fromstring(data, parser)

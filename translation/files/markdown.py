@@ -5,21 +5,31 @@ translated as a whole.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sightline.base.text.sentences import has_letter
-from sightline.translation.files.document import decode, ends_of_tags
-from sightline.translation.files.strings import Replacements
+from sightline.base.text.words import Span
+from sightline.translation.files.document import decode
+from sightline.translation.files.strings import Replacements, add_pieces, tag_name
 from sightline.translation.marks import Node, TextBuilder, TranslatedText, nodes_of
 
 _FRONT_MATTER = re.compile(
     r"\A(?:---\r?\n.*?\r?\n(?:---|\.\.\.)|\+\+\+\r?\n.*?\r?\n\+\+\+)[ \t]*(?:\r?\n|\Z)", re.DOTALL
 )
 _NEWLINE = re.compile(r"\r\n|\r|\n")
-_FOOTNOTE = re.compile(r"(\[\^[^\]\s]+\])")
+_ATTRIBUTES = r"[ \t]*\{[:#.][^{}\n]*\}"
+_POINT = re.compile(rf"(\[\^[^\]\s]+\]|{_ATTRIBUTES})")  # a footnote, or attributes such as {#name .class}
+_TAIL = re.compile(rf"(?:{_ATTRIBUTES})?\s*\Z")
+_ADMONITION = re.compile(r"(?:!!!|\?\?\?\+?|===[+!]?)[ \t]+[a-z -]*(?:\"([^\"\n]*)\")?[ \t]*$", re.MULTILINE)
+# Templates in the address of a link, for whose spaces the parser gets another character.
+_ADDRESS, _NO_SPACE = re.compile(r"(?<=\]\()[^\s()]*\{[{%][^{}()\n]*[}%]\}"), "\ue000"
 _NOTE = re.compile(r"(?:\[\^[^\]\s]+\])?:\s+")  # the start of a footnote, or of the definition of a term
-_DIRECTIVE = re.compile(r":{3,}[^\n]*\s*")
+# Lines that are no text: of directives, templates, attributes, and imports of MDX.
+_DIRECTIVE = re.compile(
+    r"(?:(?::{3,}[^\n]*|(?:\{[{%][^{}\n]*[}%]\}[ \t]*)+|\{:[^{}\n]*\}|import [^\n]+ from ['\"][^\s'\"]+['\"];?)"
+    r"[ \t]*(?:\n\s*|\Z))+"
+)
 _LEAD = re.compile(rf"{_DIRECTIVE.pattern}|{_NOTE.pattern}|\[[ xX]\]\s|\[![A-Z]+\]\s*")  # also of tasks and alerts
 _END_TAGS = re.compile(r"(?:</[\w-]+>\s*)*")
 _BLOCK = re.compile(r"\A(\s*\d*)([-+*>.)]|#{1,6})(?=\s)")  # a paragraph that would begin another block
@@ -36,22 +46,21 @@ class Markdown(Replacements):
         super().__init__(*decode(data))
         front = _FRONT_MATTER.match(self._text)
         offset = front.end() if front else 0
-        text = self._text[offset:]
+        text = _ADDRESS.sub(lambda address: address[0].replace(" ", _NO_SPACE), self._text[offset:])
         self._newline = "\r\n" if "\r\n" in text else "\n"
         starts = [offset, *[offset + match.end() for match in _NEWLINE.finditer(text)]]
         lines = _NEWLINE.split(text)
-        parser = (
-            MarkdownIt("commonmark", {"store_labels": True}).enable(["table", "strikethrough"]).disable("text_join")
-        )
+        parser = MarkdownIt("commonmark", {"store_labels": True}).enable(["table", "strikethrough"])
+        parser.disable("text_join")
         parser.normalizeLink = parser.normalizeLinkText = str  # type: ignore[assignment, method-assign]
         parser.block.ruler.before("paragraph", "note", _begins_note, {"alt": ["paragraph"]})
+        parser.block.ruler.before("fence", "admonition", _admonition, {"alt": ["paragraph", "list", "blockquote"]})
         definitions: dict[str, Any] = {}
 
         def in_file(text: str) -> str:
             return text.replace("\n", self._newline)
 
-        position = offset
-        is_paragraph = False
+        position, is_paragraph = offset, False
         for block in parser.parse(text, definitions):
             if block.map is None:
                 continue
@@ -84,33 +93,43 @@ class Markdown(Replacements):
                 prefix = re.sub(r"[^>\t]", " ", line[:column])
             lead = _LEAD.match(source)
             before = lead[0] if lead else ""
-            (inline,) = parser.parseInline(source.removeprefix(before), definitions) if before else (block,)
-            before = before.replace("\n", f"{self._newline}{prefix}")
-            pieces = list(_pieces(inline.children or ()))
-            self._add_inline(before, pieces, escaped, prefix, is_paragraph, self.replace(start, position))
+            after = _TAIL.search(source, len(before))[0]  # type: ignore[index]
+            source = source[len(before) : len(source) - len(after)]
+            (inline,) = parser.parseInline(source, definitions) if before or after else (block,)
+            line_break = f"{self._newline}{prefix}"
+            edges = [edge.replace("\n", line_break) for edge in (before, after)]
+            self._add_inline(edges, inline, escaped, f"\\{line_break}", is_paragraph, (start, position))
 
     def _add_inline(
-        self,
-        before: str,
-        pieces: Sequence[tuple[str, str]],
-        escaped: set[str],
-        prefix: str,
-        is_paragraph: bool,
-        replace: Callable[[str], None],
+        self, edges: Sequence[str], inline: Any, escaped: set[str], line_break: str, is_paragraph: bool, span: Span
     ) -> None:
-        builder = TextBuilder()
-        _add_pieces(builder, pieces)
+        builder, pieces, replace = TextBuilder(), list(_pieces(inline.children or ())), self.replace(*span)
+        add_pieces(builder, pieces)
         escaped |= {what for kind, what in pieces if kind == "escape"}
         text = builder.finish()
 
         def write(result: TranslatedText) -> None:
-            line_break = f"\\{self._newline}{prefix}"
             written = _written(nodes_of(text, result), builder.things, escaped, line_break)
             if result.text != text.text:  # such as a formula, whose lines stay
-                replace(before + (_BLOCK.sub(r"\1\\\2", written) if is_paragraph else written))
+                written = _BLOCK.sub(r"\1\\\2", written) if is_paragraph else written
+                replace(written.replace(_NO_SPACE, " ").join(edges))
 
         if has_letter(text.text):
             self.add(text, write)
+
+
+def _admonition(state: Any, line: int, last: int, silent: bool) -> bool:
+    """Read a note or a tab of MkDocs: `!!! note "Title"`, and the indented text after it."""
+    found = _ADMONITION.match(state.src, state.bMarks[line] + state.tShift[line])
+    if silent or not found or state.is_code_block(line):
+        return silent and bool(found)
+    token, indent, lines = state.push("inline", "", 0), state.sCount[line] + 4, (state.blkIndent, state.lineMax)
+    token.content, token.map, token.children = found[1] or "", [line, line + 1], []
+    end = next((at for at in range(line + 1, last) if not state.isEmpty(at) and state.sCount[at] < indent), last)
+    state.blkIndent, state.lineMax = indent, end
+    state.md.block.tokenize(state, line + 1, end)
+    (state.blkIndent, state.lineMax), state.line = lines, end
+    return True
 
 
 def _begins_note(state: Any, line: int, last: int, silent: bool) -> bool:
@@ -126,7 +145,8 @@ def _pieces(tokens: Iterable[Any]) -> Iterator[tuple[str, str]]:
         content, markup = token.content, token.markup
         match token.type:
             case "text":
-                yield "text", content
+                parts = enumerate(_POINT.split(content))
+                yield from (("point" if number % 2 else "text", part) for number, part in parts)
             case "softbreak" | "hardbreak":
                 yield "text", " " if token.type == "softbreak" else "\n"
             case "text_special" if token.info == "escape":
@@ -137,7 +157,7 @@ def _pieces(tokens: Iterable[Any]) -> Iterator[tuple[str, str]]:
                 space = " " * (content.strip(" ") != "" and content.strip("` ") != content)
                 yield "keep", f"{markup}{space}{content}{space}{markup}"
             case "html_inline":
-                yield "end" if content.startswith("</") else "start" if _name(content) else "point", content
+                yield "end" if content.startswith("</") else "start" if tag_name(content) else "point", content
             case "image":
                 yield "point", f"![{content}]{_target(token, 'src')}"
             case "link_open" if markup == "autolink":
@@ -164,32 +184,6 @@ def _target(token: Any, name: str) -> str:
     if re.search(r"\s", url) or url.count("(") != url.count(")") or (title and not url):
         url = f"<{url}>"
     return f'({url} "{title}")' if title else f"({url})"
-
-
-def _add_pieces(builder: TextBuilder, pieces: Sequence[tuple[str, str]]) -> None:
-    ends = ends_of_tags(
-        (at, _name(what), kind == "end") for at, (kind, what) in enumerate(pieces) if kind in ("start", "end")
-    )
-    last = {*ends.values()}
-    for at, (kind, what) in enumerate(pieces):
-        if kind in ("text", "escape"):
-            for number, part in enumerate(_FOOTNOTE.split(what)):
-                if number % 2:
-                    builder.point((part, ""))
-                else:
-                    builder.add(part)
-        elif at in ends:
-            builder.open((what, pieces[ends[at]][1]))
-        elif at in last:
-            builder.close()
-        else:
-            builder.point((what, ""), what if kind == "keep" else "")
-
-
-def _name(tag: str) -> str:
-    """Return the name of a tag of HTML; other marks have none."""
-    name = re.match(r"</?([A-Za-z][\w-]*)", tag)
-    return name[1] if name else ""
 
 
 def _written(nodes: list[Node], things: list[Any], escaped: set[str], line_break: str) -> str:

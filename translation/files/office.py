@@ -3,12 +3,14 @@
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from sightline.translation.elements import PAIR, add_content
 from sightline.translation.files.archive import Archive
 from sightline.translation.files.document import parse_xml, xml_bytes
 from sightline.translation.marks import Texts, TranslatedText
+from sightline.translation.markup import add_attribute
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
@@ -17,7 +19,7 @@ _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 _PARTS = (
     r"word/(document|header|footer|footnotes|endnotes|comments)\d*\.xml"
     r"|(word|ppt)/(slides/slide|notesSlides/notesSlide|diagrams/data|diagrams/drawing|charts/chart)\d*\.xml"
-    r"|(content|styles)\.xml"
+    r"|(content|styles|meta|docProps/core)\.xml"
 )
 _MARKED = "sightline-marked"  # element of text that has another format than most, during a translation
 
@@ -40,6 +42,11 @@ class OfficeFile(Texts):
                 self._paragraphs.append(runs)
                 content = [child for child in paragraph if child.tag not in (f"{prefix}pPr", f"{prefix}endParaRPr")]
                 add_content(self, paragraph, paragraph.find(f"{prefix}pPr"), content, runs.stands_for, collapses=False)
+            for element in [*root.iter("{*}title", "{*}desc"), *root.iterfind(".//{*}strCache//{*}v")]:
+                self.add_plain(element.text, partial(setattr, element, "text"))
+            for element in root.iter("{*}docPr", "{*}cNvPr"):  # pictures and shapes
+                add_attribute(self, element, "title")
+                add_attribute(self, element, "descr")
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
         self.apply(translations)
@@ -51,7 +58,8 @@ class OfficeFile(Texts):
 def _stands_for_in_odt(element: Any) -> str | None:
     if element.tag in (f"{_TEXT}span", f"{_TEXT}a", PAIR):
         return None
-    return {f"{_TEXT}tab": "\t", f"{_TEXT}line-break": "\n"}.get(element.tag, "")
+    is_field = len(element) == 0 and str(element.tag).startswith(_TEXT)  # such as the number of a page
+    return {f"{_TEXT}tab": "\t", f"{_TEXT}line-break": "\n"}.get(element.tag, (element.text or "") if is_field else "")
 
 
 class _Runs:
@@ -64,10 +72,7 @@ class _Runs:
     def __init__(self, paragraph: Any, prefix: str) -> None:
         self._paragraph, self._prefix = paragraph, prefix
         self._run, self._format, self._text = f"{prefix}r", f"{prefix}rPr", f"{prefix}t"
-        self._dropped = {
-            self._format,
-            *(f"{prefix}{name}" for name in ("proofErr", "lastRenderedPageBreak", "softHyphen")),
-        }
+        self._dropped = {f"{prefix}{name}" for name in ("rPr", "proofErr", "lastRenderedPageBreak", "softHyphen")}
         self._formats: dict[Any, Any] = {}  # of marked text
         self._with_runs: list[Any] = []  # elements inside of the paragraph that have runs
         self._open(paragraph)

@@ -4,12 +4,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
-from sightline.base.text.sentences import has_letter
-from sightline.translation.files.document import DocumentError, decode
-from sightline.translation.marks import SPACE, MarkedText, Texts, TranslatedText, unchanged
-from sightline.translation.markup import Markup, MarkupError, Tags
+from sightline.translation.files.document import DocumentError, decode, ends_of_tags
+from sightline.translation.marks import SPACE, TextBuilder, Texts, TranslatedText, unchanged
+from sightline.translation.markup import CODE, Markup, MarkupError, Tags
+from sightline.translation.protected import NESTED, kept_within, protected_spans
 
 # Numbers in place of names of tags, such as <0>.
 _NUMBERED, _NUMBER = re.compile(r"(</?)(?=\d+/?>)"), "sightline-number-"
@@ -17,6 +18,11 @@ _ENDS = re.compile(r"(?:</[\w-]+>)*")
 _HAS_TAG = re.compile(r"</[A-Za-z]|<(?:br|hr|img|wbr)\b[^>]*>")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"(?=(\s*:)?)')
 _ANCHOR = re.compile(r"(?:[&!]\S*\s+)*")  # and tags
+# A message of ICU: {count, plural, one {# file} other {# files}}, and the forms in it.
+_MESSAGE = re.compile(rf"\{{\s*[\w.-]+\s*,\s*(?:plural|select|selectordinal)\s*,{NESTED}\}}")
+_FORM = re.compile(rf"(\w\s*\{{)({NESTED})(?=\}})")
+# The key of a menu: &File, _File, E&xit, or "(&F)" after a text.
+_KEY = re.compile(r"\s?\(&(\w)\)|((?<![\w&])[&_]|(?:(?<=^[A-Z])|(?<=^[A-Z][a-z]))[&_](?=[a-z]))(?=[^\W_])(?!\w+;)")
 # Values in ASCII that programs read.
 _IDENTIFIER = re.compile(
     r"(?=\S*[\d_])[^\s<>&{}%]+"  # snake_case, versions, colours, hashes
@@ -25,6 +31,8 @@ _IDENTIFIER = re.compile(
     r"|(?:([a-z]+) (?=\1-))?[a-z]+(?:-[a-z]+)+(?: [a-z]+(?:-[a-z]+)+)*"  # lists of class-names
     r"|[a-z]+\([\d.,%/ -]*\)"  # rgb(0, 0, 0)
 )
+# A list of symbols of Ruby, [:year, :month], which YAML 1.2 allows, but not the library.
+_SYMBOLS, _COLON = re.compile(r"(?m)(?<=[:-] )\[\s*:\w+(?:,\s*:\w+)*\s*\](?=[\s,}]*(?:#|$))"), "\ue001"
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:[-_][A-Z][A-Za-z]{1,3})?")
 
 
@@ -32,8 +40,23 @@ class Strings(Texts):
     """Strings that are translated one by one; those with tags as HTML."""
 
     def add_string(self, string: str, write: Callable[[str], None]) -> None:
-        if has_letter(string) and not self.add_markup(string, write, keeps_spaces=True):
-            self.add(MarkedText(string), lambda result: write(result.text))
+        key = _KEY.search(string)
+        if key and string.count(key[2] or "&") == 1 and "=" not in string:
+            plain = string[: key.start()] + string[key.end() :]
+            self.add_string(plain, lambda text: write(_with_key(text, key[2] or "&", key[1] or string[key.end()])))
+            return
+        forms: dict[str, str] = {}
+        messages = _MESSAGE.findall(string)
+        for _, form in chain.from_iterable(map(_FORM.findall, messages)):
+            self.add_string(form, partial(forms.__setitem__, form))
+
+        def finish(text: str) -> None:
+            for message in messages:
+                text = text.replace(message, _FORM.sub(lambda form: form[1] + forms.get(form[2], form[2]), message))
+            write(text)
+
+        if not self.add_markup(string, finish, keeps_spaces=True):
+            self.add_plain(string, finish)
 
     def add_markup(
         self, string: str, write: Callable[[str], None], *, keeps_spaces: bool = False, may_be_open: bool = False
@@ -55,6 +78,16 @@ class Strings(Texts):
         for text in markup.texts:
             self.add(text, writer)
         return True
+
+
+def _with_key(text: str, sign: str, key: str) -> str:
+    """Return a text with a sign before the letter of a key, at the start of a word if possible."""
+    kept = protected_spans(text)
+    for pattern in (rf"(?<!\w){key}", key, "[A-Za-z\u00c0-\u1fff]"):
+        for place in re.finditer(pattern, text, re.IGNORECASE):
+            if not kept_within(kept, *place.span()):
+                return text[: place.start()] + sign + text[place.start() :]
+    return f"{text}({sign}{key.upper()})"
 
 
 def _markup_of(string: str, tags: Tags) -> tuple[Markup, str] | None:
@@ -100,6 +133,35 @@ class Replacements(Strings):
         return (written + self._text[position:]).encode(self._encoding)
 
 
+def add_pieces(builder: TextBuilder, pieces: Sequence[tuple[str, str]]) -> None:
+    """Add the parts of a text, of which the starts and ends of elements become marks."""
+    ends = ends_of_tags(
+        (at, tag_name(what), kind == "end") for at, (kind, what) in enumerate(pieces) if kind in ("start", "end")
+    )
+    last, code_end = {*ends.values()}, -1
+    for at, (kind, what) in enumerate(pieces):
+        if at <= code_end:
+            continue
+        if tag_name(what) in CODE and at in ends:
+            code_end = ends[at]
+            code = "".join(what for _, what in pieces[at : code_end + 1])
+            builder.point((code, ""), code)
+        elif kind in ("text", "escape"):
+            builder.add(what)
+        elif at in ends:
+            builder.open((what, pieces[ends[at]][1]))
+        elif at in last:
+            builder.close()
+        else:
+            builder.point((what, ""), what if kind == "keep" else "")
+
+
+def tag_name(tag: str) -> str:
+    """Return the name of a tag of HTML; other marks have none."""
+    name = re.match(r"</?([A-Za-z][\w-]*)", tag)
+    return name[1] if name else ""
+
+
 class JsonStrings(Replacements):
     """The strings in a JSON file, without the keys."""
 
@@ -126,7 +188,8 @@ class YamlStrings(Replacements):
         super().__init__(*decode(data))
         self._language: tuple[int, int] | None = None  # the only key of the root, if it is a language
         try:
-            roots = [root for root in yaml.compose_all(self._text, yaml.SafeLoader) if root is not None]
+            text = _SYMBOLS.sub(lambda symbols: symbols[0].replace(":", _COLON), self._text)
+            roots = [root for root in yaml.compose_all(text, yaml.SafeLoader) if root is not None]
         except (yaml.YAMLError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             raise DocumentError(f"is not YAML, at line {mark.line + 1 if mark else 1}; repair it") from None
@@ -143,7 +206,7 @@ class YamlStrings(Replacements):
         start += len(_ANCHOR.match(self._text[start:end])[0])  # type: ignore[index]
         source = self._text[start:end]
         dump = partial(_block, source) if node.style in ("|", ">") else partial(_scalar, node.style)
-        self.add_value(node.value, self.replace(start, end, dump))
+        self.add_value(node.value.replace(_COLON, ":"), self.replace(start, end, dump))
 
     def write(self, translations: Sequence[TranslatedText], language: str) -> bytes:
         if self._language is not None:
@@ -153,18 +216,11 @@ class YamlStrings(Replacements):
 
 def _scalars(nodes: Sequence[Any], seen: set[int]) -> Iterator[Any]:
     """Yield the scalars that are values; those with several names once."""
-    import yaml
-
     for node in nodes:
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.ScalarNode):
-            yield node
-        elif isinstance(node, yaml.MappingNode):
-            yield from _scalars([value for _, value in node.value], seen)
-        else:
-            yield from _scalars(node.value, seen)
+        if id(node) not in seen:
+            seen.add(id(node))
+            inner = [each[1] if isinstance(each, tuple) else each for each in node.value]
+            yield from [node] if isinstance(node.value, str) else _scalars(inner, seen)
 
 
 def _block(source: str, text: str) -> str:

@@ -7,21 +7,13 @@ import textwrap
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 
 from sightline.base.text.sentences import has_letter
-from sightline.translation.files.document import DocumentError, decode, ends_of_tags
-from sightline.translation.files.strings import Replacements
-from sightline.translation.marks import (
-    MarkedText,
-    Node,
-    PlacedMark,
-    TextBuilder,
-    TranslatedText,
-    nested,
-    nodes_of,
-)
+from sightline.translation.files.document import DocumentError, decode
+from sightline.translation.files.strings import Replacements, add_pieces, tag_name
+from sightline.translation.marks import MarkedText, Node, PlacedMark, TextBuilder, TranslatedText, nested, nodes_of
 
 _TIMES = r"[ \t]*((?:\d+:)?\d+:\d+[.,]\d+)[ \t]*-->[ \t]*((?:\d+:)?\d+:\d+[.,]\d+)"
 _NEWLINE = r"(?:\r\n?|\n|\Z)"
@@ -29,9 +21,10 @@ _NEWLINE = r"(?:\r\n?|\n|\Z)"
 _CUE = re.compile(
     rf"(?<![^\r\n]){_TIMES}[^\r\n]*{_NEWLINE}((?:(?!(?:\d+[ \t]*{_NEWLINE})?{_TIMES})[ \t]*[^\s][^\r\n]*{_NEWLINE})+)"
 )
-_TAG = re.compile(r"</?(?:[bius]|font|c|v|lang|ruby|rt)(?=[\s.>])[^<>\n]*>|<[\d:.]+>|\{\\[^{}\n]*\}", re.IGNORECASE)
+_TAG = re.compile(r"(?i)(</?(?:[bius]|font|c|v|lang|ruby|rt)(?=[\s.>])[^<>\n]*>|<[\d:.]+>|\{\\[^{}\n]*\})")
 _END = re.compile(r"[.!?…。！？♪)\]\"”»:][\"'”’»)\]*♪\s]*$")
-_SPEAKER = re.compile(r"^\s*(?:[-–—‐♪#>]|<v[\s.]|[^\W\d_][\w .]{0,20}:(?=\s))")  # the start of a line of its own
+# The start of a line of its own.
+_SPEAKER = re.compile(r"^\s*(?:<(?!v\b)[^<>]*>)*(?:[-–—‐♪#>]|<v[\s.]|[^\W\d_][\w .]{0,20}:(?=\s))")
 _MAX_GAP_S = 2.0  # between cues of one sentence
 _MAX_CUES = 8
 _WIDTH = 42  # characters of a line, at least
@@ -82,10 +75,7 @@ def _write(group: Sequence[_Cue], builder: TextBuilder, source: MarkedText, resu
 
 
 def _seconds(time: str) -> float:
-    seconds = 0.0
-    for part in time.replace(",", ".").split(":"):
-        seconds = 60 * seconds + float(part)
-    return seconds
+    return reduce(lambda seconds, part: 60 * seconds + float(part), time.replace(",", ".").split(":"), 0.0)
 
 
 def _groups(cues: Sequence[_Cue]) -> Iterator[list[_Cue]]:
@@ -114,25 +104,14 @@ def _builder(group: Sequence[_Cue]) -> TextBuilder:
         if number:
             builder.add(" ")
         builder.open(("", ""))
-        text, position = cue.text, 0
-        tags = {match.start(): match[0] for match in _TAG.finditer(text)}
-        ends = ends_of_tags((start, _name(tag), tag.startswith("</")) for start, tag in tags.items())
-        for start, tag in tags.items():
-            builder.add(text[position:start])
-            if start in ends:
-                builder.open((tag, tags[ends[start]]))
-            elif start in ends.values():
-                builder.close()
-            else:
-                builder.point((tag, ""))
-            position = start + len(tag)
-        builder.add(text[position:])
+        parts = enumerate(_TAG.split(cue.text))
+        add_pieces(builder, [(_kind(part) if number % 2 else "text", part) for number, part in parts])
         builder.close()
     return builder
 
 
-def _name(tag: str) -> str:
-    return re.split(r"[\s.>}]", tag.strip("</"))[0]
+def _kind(tag: str) -> str:
+    return "end" if tag.startswith("</") else "start" if tag_name(tag) else "point"
 
 
 def _divided(group: Sequence[_Cue], builder: TextBuilder, source: MarkedText, result: TranslatedText) -> Iterator[str]:
@@ -162,14 +141,7 @@ def _divided(group: Sequence[_Cue], builder: TextBuilder, source: MarkedText, re
 
 
 def _written(nodes: Sequence[Node], things: Sequence[tuple[str, str]]) -> str:
-    written = ""
-    for node in nodes:
-        if isinstance(node, str):
-            written += node
-        else:
-            before, after = things[node[0]]
-            written += before + _written(node[1], things) + after
-    return written
+    return "".join(node if isinstance(node, str) else _written(node[1], things).join(things[node[0]]) for node in nodes)
 
 
 def _cuts(source: MarkedText, result: TranslatedText) -> Iterator[int]:
