@@ -15,6 +15,7 @@ from docs.generate import PAGES, fill, make_parts
 from docs.limits import LIMITS
 from lab.bench import report
 from lab.bench.record import RESULTS, read_results
+from lab.study.__main__ import RESULTS as STUDY_RESULTS
 from sightline import __version__
 from sightline.base.bundle import SCHEMA_VERSION
 from sightline.base.bundle_files import read_manifest
@@ -210,3 +211,10 @@ def test_no_text_names_the_package_of_a_stranger() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("folder", [RESULTS, STUDY_RESULTS])
+def test_commands_of_results_name_no_folder_of_one_machine(folder: Path) -> None:
+    commands = [recorded.command for recorded in read_results(folder).values()]
+    assert len(commands) > 15
+    assert [command for command in commands if re.search(r"[ =](?:/|~|\.\.)", command)] == []
