@@ -24,6 +24,9 @@ from sightline.base.bundle import (
 from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export.card import CARD, write_card
+from sightline.export.check.alignment import GUIDED, choose_alignment, record_heads, sentences_of
+from sightline.export.check.coverage import choose_coverage
+from sightline.export.check.sessions import open_sessions
 from sightline.export.convert.conversions import Text, half_bundle, pack_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText
 from sightline.export.convert.shortlist import learn_candidates, shortlist_bundle
@@ -244,8 +247,6 @@ def _convert(
 
 def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
     """Return texts in the source language of a model that it can read, for measuring the loss."""
-    from sightline.export.check.alignment import sentences_of
-
     is_english = manifest.languages is None or manifest.languages.source == "en"
     texts: Sequence[str] = sentences_of(manifest)
     if is_english:
@@ -289,9 +290,6 @@ def verify(options: VerifyOptions) -> Verification:
 
 def align(options: AlignOptions) -> Alignment:
     """Choose the heads that align words in an existing bundle, and record them in its manifest."""
-    from sightline.export.check.alignment import GUIDED, choose_alignment, record_heads
-    from sightline.export.check.sessions import open_sessions
-
     bundle = options.bundle
     manifest, sentences = _read_for_heads(options)
     recorded, guided = manifest.alignment, None
@@ -308,10 +306,6 @@ def align(options: AlignOptions) -> Alignment:
 
 def coverage(options: CoverageOptions) -> Coverage:
     """Choose the head that shows omitted words in a bundle, and record it in its manifest."""
-    from sightline.export.check.alignment import record_heads
-    from sightline.export.check.coverage import choose_coverage
-    from sightline.export.check.sessions import open_sessions
-
     bundle = options.bundle
     manifest, sentences = _read_for_heads(options)
     chosen = choose_coverage(open_sessions(bundle, manifest), bundle, sentences)
@@ -348,8 +342,6 @@ def quantize(options: QuantizeOptions) -> Quantization:
 
 def shortlist(options: ShortlistOptions) -> Shortlist:
     """Learn a shortlist from nine tenths of the texts, and measure its loss on the others."""
-    from sightline.export.check.sessions import open_sessions
-
     bundle, manifest = options.bundle, read_bundle(options.bundle)
     if manifest.cross_attention is None:
         raise BundleError(f"{bundle} cannot have a shortlist: only encoder-decoder models with attention can")
