@@ -40,7 +40,6 @@ from sightline.export.options import (
     MAX_LOSS,
     MIN_PAIRS,
     AlignOptions,
-    BundleMetadata,
     CheckpointOptions,
     CoverageOptions,
     ExportOptions,
@@ -154,16 +153,20 @@ def export_folder(
     bits = options.bits or (8 if _has_8_bits(kind, provenance) and not flags else FLOAT32_BITS)
     if flags and bits != FLOAT32_BITS:
         raise UsageError(f"--bits {bits} cannot be combined with --{flags[0]}; leave out one of them")
-    if kind == "training":
+    if kind == "training":  # it is checked with the sentences that it can read
         assert isinstance(options, CheckpointOptions)  # a download is no training run
-        export = _export_of_run(checkpoint, out, metadata, options)
+        path = options.sentences or DEFAULT_SENTENCES
+        numbered = numbered_sentences(path)
+        config, tokenizer = load_parts(checkpoint)
+        encoded = encode_lines(tokenizer, list(numbered.values()))
+        sentences = tuple(_drop_too_long(config.max_positions, numbered, encoded, path, "--sentences"))
+        changes = ExportOptions(half_weights=is_half, sentences=sentences, tolerance=options.tolerance)
     else:
         languages = metadata.languages if options.languages else None
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
         changes = ExportOptions(options.max_tokens, options.task, ignored_keys=options.ignore_key)
-        export = Export(checkpoint, out, metadata, changes, kind, provenance)
-    changes = dataclasses.replace(export.options, contributions=options.contributions)
-    export = dataclasses.replace(export, options=changes)
+    changes = dataclasses.replace(changes, contributions=options.contributions)
+    export = Export(checkpoint, out, metadata, changes, kind, provenance)
     is_shortened = kind == "firefox" and not (isinstance(options, CheckpointOptions) and options.no_shortlist)
     is_shortened = is_shortened and bits != HALF_BITS and find_firefox_files(checkpoint).shortlist is not None
     return _write(export, bits, options.bits is None, is_shortened)
@@ -260,17 +263,6 @@ def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
             f"import it with --bits {FLOAT32_BITS}"
         )
     return PlainText(usable)
-
-
-def _export_of_run(checkpoint: Path, bundle: Path, metadata: BundleMetadata, options: CheckpointOptions) -> Export:
-    """Return the export of a training run, which is checked with the sentences that it can read."""
-    path = options.sentences or DEFAULT_SENTENCES
-    numbered = numbered_sentences(path)
-    config, tokenizer = load_parts(checkpoint)
-    encoded = encode_lines(tokenizer, list(numbered.values()))
-    sentences = tuple(_drop_too_long(config.max_positions, numbered, encoded, path, "--sentences"))
-    changes = ExportOptions(half_weights=options.half_weights, sentences=sentences, tolerance=options.tolerance)
-    return Export(checkpoint, bundle, metadata, changes, "training")
 
 
 def verify(options: VerifyOptions) -> Verification:
