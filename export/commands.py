@@ -24,6 +24,9 @@ from sightline.base.bundle import (
 from sightline.base.bundle_files import read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export.card import CARD, write_card
+from sightline.export.check.alignment import GUIDED, choose_alignment, record_heads, sentences_of
+from sightline.export.check.coverage import choose_coverage
+from sightline.export.check.sessions import open_sessions
 from sightline.export.convert.conversions import Text, half_bundle, pack_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText
 from sightline.export.convert.shortlist import learn_candidates, shortlist_bundle
@@ -37,7 +40,6 @@ from sightline.export.options import (
     MAX_LOSS,
     MIN_PAIRS,
     AlignOptions,
-    BundleMetadata,
     CheckpointOptions,
     CoverageOptions,
     ExportOptions,
@@ -151,16 +153,20 @@ def export_folder(
     bits = options.bits or (8 if _has_8_bits(kind, provenance) and not flags else FLOAT32_BITS)
     if flags and bits != FLOAT32_BITS:
         raise UsageError(f"--bits {bits} cannot be combined with --{flags[0]}; leave out one of them")
-    if kind == "training":
+    if kind == "training":  # it is checked with the sentences that it can read
         assert isinstance(options, CheckpointOptions)  # a download is no training run
-        export = _export_of_run(checkpoint, out, metadata, options)
+        path = options.sentences or DEFAULT_SENTENCES
+        numbered = numbered_sentences(path)
+        config, tokenizer = load_parts(checkpoint)
+        encoded = encode_lines(tokenizer, list(numbered.values()))
+        sentences = tuple(_drop_too_long(config.max_positions, numbered, encoded, path, "--sentences"))
+        changes = ExportOptions(half_weights=is_half, sentences=sentences, tolerance=options.tolerance)
     else:
         languages = metadata.languages if options.languages else None
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
         changes = ExportOptions(options.max_tokens, options.task, ignored_keys=options.ignore_key)
-        export = Export(checkpoint, out, metadata, changes, kind, provenance)
-    changes = dataclasses.replace(export.options, contributions=options.contributions)
-    export = dataclasses.replace(export, options=changes)
+    changes = dataclasses.replace(changes, contributions=options.contributions)
+    export = Export(checkpoint, out, metadata, changes, kind, provenance)
     is_shortened = kind == "firefox" and not (isinstance(options, CheckpointOptions) and options.no_shortlist)
     is_shortened = is_shortened and bits != HALF_BITS and find_firefox_files(checkpoint).shortlist is not None
     return _write(export, bits, options.bits is None, is_shortened)
@@ -244,8 +250,6 @@ def _convert(
 
 def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
     """Return texts in the source language of a model that it can read, for measuring the loss."""
-    from sightline.export.check.alignment import sentences_of
-
     is_english = manifest.languages is None or manifest.languages.source == "en"
     texts: Sequence[str] = sentences_of(manifest)
     if is_english:
@@ -259,17 +263,6 @@ def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
             f"import it with --bits {FLOAT32_BITS}"
         )
     return PlainText(usable)
-
-
-def _export_of_run(checkpoint: Path, bundle: Path, metadata: BundleMetadata, options: CheckpointOptions) -> Export:
-    """Return the export of a training run, which is checked with the sentences that it can read."""
-    path = options.sentences or DEFAULT_SENTENCES
-    numbered = numbered_sentences(path)
-    config, tokenizer = load_parts(checkpoint)
-    encoded = encode_lines(tokenizer, list(numbered.values()))
-    sentences = tuple(_drop_too_long(config.max_positions, numbered, encoded, path, "--sentences"))
-    changes = ExportOptions(half_weights=options.half_weights, sentences=sentences, tolerance=options.tolerance)
-    return Export(checkpoint, bundle, metadata, changes, "training")
 
 
 def verify(options: VerifyOptions) -> Verification:
@@ -289,9 +282,6 @@ def verify(options: VerifyOptions) -> Verification:
 
 def align(options: AlignOptions) -> Alignment:
     """Choose the heads that align words in an existing bundle, and record them in its manifest."""
-    from sightline.export.check.alignment import GUIDED, choose_alignment, record_heads
-    from sightline.export.check.sessions import open_sessions
-
     bundle = options.bundle
     manifest, sentences = _read_for_heads(options)
     recorded, guided = manifest.alignment, None
@@ -308,10 +298,6 @@ def align(options: AlignOptions) -> Alignment:
 
 def coverage(options: CoverageOptions) -> Coverage:
     """Choose the head that shows omitted words in a bundle, and record it in its manifest."""
-    from sightline.export.check.alignment import record_heads
-    from sightline.export.check.coverage import choose_coverage
-    from sightline.export.check.sessions import open_sessions
-
     bundle = options.bundle
     manifest, sentences = _read_for_heads(options)
     chosen = choose_coverage(open_sessions(bundle, manifest), bundle, sentences)
@@ -348,8 +334,6 @@ def quantize(options: QuantizeOptions) -> Quantization:
 
 def shortlist(options: ShortlistOptions) -> Shortlist:
     """Learn a shortlist from nine tenths of the texts, and measure its loss on the others."""
-    from sightline.export.check.sessions import open_sessions
-
     bundle, manifest = options.bundle, read_bundle(options.bundle)
     if manifest.cross_attention is None:
         raise BundleError(f"{bundle} cannot have a shortlist: only encoder-decoder models with attention can")

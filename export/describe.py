@@ -118,8 +118,7 @@ def build(described: Described, file: WeightFile) -> Graphs:
     graphs = build_graphs(described.model, described.weights, file)
     if described.config is not None:
         described.config.check_all_read()
-    if described.weights is not None:
-        described.weights.tensors.check_all_read()
+    described.weights.tensors.check_all_read()
     return graphs
 
 
@@ -252,7 +251,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         family=family.name,
         architecture=next(iter(folder.architectures), family.architectures[0]),
         parameters=_count(weights.tensors),
-        tokens=_tokens(generation),
+        tokens=_tokens(generation, None if model.predictions is None else _mask_id(folder, tokenizers.source)),
         limits=_limits(model, longest),
         **_files(tokenizers),
         model=model,
@@ -265,9 +264,6 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         notes=tuple(notes),
         description="" if record is None else record.description,
     )
-    if model.predictions is not None:
-        mask_id = _mask_id(folder, tokenizers.source)
-        described = replace(described, tokens=described.tokens.model_copy(update={"mask_id": mask_id}))
     if model.is_decoder_only:
         described = _with_chat(described, folder)
     if reranker is not None:
@@ -315,8 +311,9 @@ def _count(tensors: Tensors) -> int:
     return sum(math.prod(tensors.shape(name)) for name in tensors.names)
 
 
-def _tokens(generation: GenerationSettings) -> Tokens:
-    return Tokens(pad_id=generation.pad_id, start_ids=generation.start_ids, end_ids=generation.end_ids)
+def _tokens(generation: GenerationSettings, mask_id: int | None = None) -> Tokens:
+    start_ids, end_ids = generation.start_ids, generation.end_ids
+    return Tokens(pad_id=generation.pad_id, start_ids=start_ids, end_ids=end_ids, mask_id=mask_id)
 
 
 def _limits(model: Description, max_tokens: int | None = None) -> Limits:
@@ -468,15 +465,12 @@ def _describe_firefox(folder: FolderFiles, options: ExportOptions) -> Described:
 
 def _firefox_tokenizers(files: FirefoxFiles, sizes: tuple[int, int]) -> ConvertedTokenizers:
     """Convert the vocabularies of a model with these sizes of its source and target vocabulary."""
-    source = firefox_tokenizer(read_file(files.source_vocabulary), files.source_vocabulary.name)
-    target = source
-    if files.target_vocabulary != files.source_vocabulary:
-        target = firefox_tokenizer(read_file(files.target_vocabulary), files.target_vocabulary.name)
-    vocabularies = ((source, files.source_vocabulary), (target, files.target_vocabulary))
-    for (tokenizer, path), size in zip(vocabularies, sizes, strict=True):
-        if tokenizer.get_vocab_size() > size:
+    source, target = vocabularies = files.source_vocabulary, files.target_vocabulary
+    tokenizers = {path: firefox_tokenizer(read_file(path), path.name) for path in dict.fromkeys(vocabularies)}
+    for path, size in zip(vocabularies, sizes, strict=True):
+        if tokenizers[path].get_vocab_size() > size:
             raise ImportFailedError(
-                f"{path} has {tokenizer.get_vocab_size()} tokens, but {files.model.name} has only {size}; they "
+                f"{path} has {tokenizers[path].get_vocab_size()} tokens, but {files.model.name} has only {size}; they "
                 "belong to different models: download both again"
             )
-    return ConvertedTokenizers(source, target, {})
+    return ConvertedTokenizers(tokenizers[source], tokenizers[target], {})

@@ -27,6 +27,11 @@ from sightline.base.bundle import BundleError, Manifest, Origin, Verification
 from sightline.base.bundle_files import write_manifest
 from sightline.base.errors import UsageError
 from sightline.base.machine import available_memory
+from sightline.export.check.alignment import choose_alignment
+from sightline.export.check.coverage import choose_coverage
+from sightline.export.check.serving import check_serving
+from sightline.export.check.sessions import open_sessions
+from sightline.export.check.verify import verify
 from sightline.export.describe import Described, build, describe_source
 from sightline.export.families.description import Guided
 from sightline.export.graphs.builder import WeightFile
@@ -219,11 +224,6 @@ def check(export: Export, folder: Path, manifest: Manifest, guided: Guided | Non
 
     `guided` is the step, layer and head of the cross-attention that was trained to align words.
     """
-    from sightline.export.check.alignment import choose_alignment
-    from sightline.export.check.coverage import choose_coverage
-    from sightline.export.check.serving import check_serving
-    from sightline.export.check.sessions import open_sessions
-
     check_serving(folder, manifest)
     changes: dict[str, Any] = {"verification": compare(export.open(), folder, manifest, export.options)}
     if manifest.cross_attention is not None:
@@ -256,12 +256,9 @@ def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: 
     tokenizer = model.tokenizers[model.source_tokenizer]
     if model.recurrent is not None:
         from sightline.export.check import recurrent_check
-        from sightline.export.check.sessions import open_sessions
 
         sessions = open_sessions(bundle, manifest)
         return recurrent_check.verify(sessions, model.recurrent, tokenizer, options.sentences, options.tolerance)
-    from sightline.export.check.verify import verify
-
     assert model.model is not None and model.weights is not None, "only recurrent models have no description"
     sentences = [encoding.ids for encoding in tokenizer.encode_batch(list(options.sentences))]
     return verify(bundle, manifest, model.model, model.weights, sentences, options.tolerance)

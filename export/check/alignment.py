@@ -206,7 +206,8 @@ def align_sentence(translator: Translator, sentence: str) -> AlignedSentence | N
     max_new_tokens = translator.max_new_tokens(ids)
     if len(source_words) < 2 or not max_new_tokens:
         return None
-    sources = [ids, *(_without(ids, word) for word in source_words)]
+    without = ([id_ for index, id_ in enumerate(ids) if index not in word.tokens] for word in source_words)
+    sources = [ids, *without]
     target_ids, logprobs, (maps,) = translator.translate(sources, max_new_tokens, num_maps=1)
     target_words = translator.target_words(target_ids)
     if not target_words:
@@ -218,8 +219,3 @@ def align_sentence(translator: Translator, sentence: str) -> AlignedSentence | N
     of_steps: dict[AlignmentStep, NDArray[np.float32]] = {"writes": maps, "reads": rows_that_read(maps)}
     merged = {step: merge_weights(of_step, rows, columns) for step, of_step in of_steps.items()}
     return AlignedSentence(links, merged)
-
-
-def _without(ids: Sequence[int], word: Word) -> list[int]:
-    """Return the ids of a source without those of a word."""
-    return [id_ for index, id_ in enumerate(ids) if index not in word.tokens]

@@ -189,16 +189,8 @@ def _compare_encoders(float32: Sessions, quantized: Sessions, sources: Sequence[
 def pool(hidden: Array, embedding: SentenceEmbedding | None) -> NDArray[np.float64]:
     """Return the embedding (M,) of a text from its hidden states (S, M), not normalized."""
     states = hidden.astype(np.float64)
-    match "mean" if embedding is None else embedding.pooling:
-        case "mean":
-            pooled = states.mean(axis=0)
-        case "max":
-            pooled = states.max(axis=0)
-        case "first":
-            pooled = states[0]
-        case "last":
-            pooled = states[-1]
-    return np.asarray(pooled)
+    pooled = {"mean": states.mean(axis=0), "max": states.max(axis=0), "first": states[0], "last": states[-1]}
+    return np.asarray(pooled["mean" if embedding is None else embedding.pooling])
 
 
 def cosine(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:

@@ -41,8 +41,14 @@ _LAYER_NORM_EPSILON = 1e-5  # of a LayerNorm of PyTorch
 
 def _phi3(config: Config, tensors: Tensors) -> Description:
     config.ignore("attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias")  # never read
-    for key in ("rope_scaling", "rope_parameters"):
-        _check_rope_type(config.section(key))
+    for options in filter(None, map(config.section, ("rope_scaling", "rope_parameters"))):
+        kind = options.text("rope_type", options.text("type", "default"))
+        if kind not in ("default", "longrope", "su", "yarn"):
+            raise ImportFailedError(
+                f"config.json: the rope type {kind[:40]!r} is not one of Phi-3; supported are default and longrope"
+            )
+        if kind != "default":
+            options.override("rope_type", "longrope")  # its usual name
     window = None
     if config.get("sliding_window", None) is not None:
         window = config.integer("sliding_window", least=1, most=MAX_WINDOW)
@@ -50,19 +56,6 @@ def _phi3(config: Config, tensors: Tensors) -> Description:
         (window,) * count(config, "num_hidden_layers"), rotary_share=1.0, original_positions=4096, epsilon=1e-5
     )
     return describe_relative("phi3", config, tensors, variant)
-
-
-def _check_rope_type(options: Config | None) -> None:
-    """Check that the rope type is one that Phi-3 has, and give LongRoPE its usual name."""
-    if options is None:
-        return
-    kind = options.text("rope_type", options.text("type", "default"))
-    if kind not in ("default", "longrope", "su", "yarn"):
-        raise ImportFailedError(
-            f"config.json: the rope type {kind[:40]!r} is not one of Phi-3; supported are default and longrope"
-        )
-    if kind != "default":
-        options.override("rope_type", "longrope")
 
 
 def _phi3_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:

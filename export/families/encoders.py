@@ -464,18 +464,15 @@ BERT = Family(
     partial(_bert_modules, "bert.", _BERT_HEAD),
     (*_UNUSED, "cls.*"),
 )
-ROBERTA = Family(
-    "roberta",
-    classes_of("Roberta"),
-    partial(_roberta, "roberta"),
-    partial(_bert_modules, "roberta.", _ROBERTA_HEAD),
-    (*_UNUSED, "lm_head.*"),
-)
-XLM_ROBERTA = replace(
-    ROBERTA, name="xlm-roberta", architectures=classes_of("XLMRoberta"), describe=partial(_roberta, "xlm-roberta")
-)
-CAMEMBERT = replace(
-    ROBERTA, name="camembert", architectures=classes_of("Camembert"), describe=partial(_roberta, "camembert")
+ROBERTA, XLM_ROBERTA, CAMEMBERT = (
+    Family(
+        name,
+        classes_of(start),
+        partial(_roberta, name),
+        partial(_bert_modules, "roberta.", _ROBERTA_HEAD),
+        (*_UNUSED, "lm_head.*"),
+    )
+    for name, start in (("roberta", "Roberta"), ("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert"))
 )
 ELECTRA = Family(
     "electra",

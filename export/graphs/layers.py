@@ -131,11 +131,10 @@ class LayerBuilder:
         graph, options = self.graph, self.stack.feed_forward
         module = f"{self.name}.{layer}.feed_forward"
         normalized = self.sublayer_input(before if self.stack.is_parallel else x, module)
+        first = f"{module}.gate" if options.gated else f"{module}.inner"
+        inner = activation(graph, self.linear(normalized, first), options.activation)
         if options.gated:
-            gate = activation(graph, self.linear(normalized, f"{module}.gate"), options.activation)
-            inner = graph.add("Mul", gate, self.linear(normalized, f"{module}.inner"))
-        else:
-            inner = activation(graph, self.linear(normalized, f"{module}.inner"), options.activation)
+            inner = graph.add("Mul", inner, self.linear(normalized, f"{module}.inner"))
         return self.add_sublayer(x, self.linear(inner, f"{module}.outer"), module)
 
     def embed(self, ids: str, at_positions: Callable[[str], str]) -> str:
@@ -152,11 +151,10 @@ class LayerBuilder:
         if options.types:
             types = weights.read(f"{self.name}.types.weight")
             if options.type_separator is None:
-                x = graph.add("Add", x, graph.weight(f"{self.name}.types.0", types[0]))
+                of_tokens = graph.weight(f"{self.name}.types.0", types[0])
             else:
-                x = graph.add(
-                    "Add", x, graph.add("Gather", graph.weight(f"{self.name}.types", types), self._types(ids))
-                )
+                of_tokens = graph.add("Gather", graph.weight(f"{self.name}.types", types), self._types(ids))
+            x = graph.add("Add", x, of_tokens)
         if options.has_positions:
             table = graph.weight(f"{self.name}.positions", weights.read(f"{self.name}.positions.weight"))
             x = graph.add("Add", x, at_positions(table))

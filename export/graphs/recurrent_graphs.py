@@ -304,9 +304,8 @@ def _recurrence(
 
     def packed(*names: str) -> Tensor:
         """Stack weights as (directions, gates of all names * H, ...)."""
-        return torch.stack(
-            [torch.cat([_ordered(getattr(module, field + suffix), order) for field in names]) for suffix in suffixes]
-        )
+        gates = ([getattr(module, field + suffix).chunk(len(order)) for field in names] for suffix in suffixes)
+        return torch.stack([torch.cat([parts[index] for parts in tensors for index in order]) for tensors in gates])
 
     weights = [
         graph.weight(f"{name}.weight_ih", packed("weight_ih")),
@@ -324,8 +323,3 @@ def _recurrence(
         **attributes,
     )
     return outputs[0], outputs[1], outputs[-1]
-
-
-def _ordered(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
-    gates = tensor.chunk(len(order))
-    return torch.cat([gates[index] for index in order])
