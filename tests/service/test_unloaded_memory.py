@@ -135,12 +135,18 @@ def no_garbage_collection() -> Iterator[None]:
     gc.enable()
 
 
+async def bytes_with_toy(call: Call) -> int:
+    """Return the memory of the process when libraries are in use, and none is kept from before."""
+    await call.model("toy")
+    await call.service.worker.release_memory()
+    return resident_bytes()
+
+
 @pytest.mark.anyio
 @pytest.mark.usefixtures("no_garbage_collection")
 async def test_weights_use_memory_from_the_first_use_until_the_unload(service: Service) -> None:
     call = Call(service, "r")
-    await call.model("toy")  # so that the memory of all libraries is in use
-    before = resident_bytes()
+    before = await bytes_with_toy(call)
     await call.model("large")
     assert resident_bytes() - before > LOADED
     runner = weakref.ref(runner_of(service, "large"))
@@ -157,8 +163,7 @@ async def test_weights_use_memory_from_the_first_use_until_the_unload(service: S
 async def test_one_reference_to_an_unloaded_engine_keeps_its_weights(service: Service) -> None:
     """The test above detects a remaining reference."""
     call = Call(service, "r")
-    await call.model("toy")
-    before = resident_bytes()
+    before = await bytes_with_toy(call)
     await call.model("large")
     kept = engine_of(service, "large")
     await repository_unload(call, "large", UnloadBody())
