@@ -180,7 +180,9 @@ export class Translator {
     this._status.textContent = "Translating…";
     const { signal } = (this._abort = new AbortController());
     try {
-      const body = { ...this._choice, inputs: text };
+      const { parameters, ...choice } = this._choice;
+      const return_coverage = this._source !== AUTO && this._showsOmissions; // else the model is not known yet
+      const body = { ...choice, inputs: text, parameters: { ...parameters, return_coverage } };
       const { outputs: [output] } = await request("/v1/translate", body, signal);
       if (this._source === AUTO) {
         this._detected = output.route[0].source;
@@ -191,7 +193,7 @@ export class Translator {
       const ranges = output.sentences.map(([start, end, first, last]) => [[units[0][start], units[0][end]], [units[1][first], units[1][last]]]);
       this._show([text, output.text], ranges.map(one => ({ ranges: one, links: null })));
       this._status.textContent = "Translated.";
-      await this._markDoubts(signal);
+      await this._markDoubts(output, signal);
     } catch (error) {
       if (signal.aborted) return;
       this._status.textContent = "";
@@ -217,14 +219,17 @@ export class Translator {
     this._onChange(input.trim() && hasModel ? toFragment({ ...DEFAULTS, a: side({ model: this._card.id, input, source: this._from, target: this._target }) }) : "#attention");
   }
 
-  /** Mark the words that the translation omits and its doubtful words, with the reasons. */
-  async _markDoubts(signal) {
+  get _showsOmissions() {
+    return this._card.coverage?.threshold != null;
+  }
+
+  /** Mark the words that a translation omits and its doubtful words, with the reasons. */
+  async _markDoubts(output, signal) {
     const sentences = this._sentences;
-    if (this._card.coverage?.threshold == null || !sentences.length) return;
+    if (!this._showsOmissions || !sentences.length) return;
     const body = { model: this._card.id, inputs: this._texts[0], parameters: { ...this._pair, return_coverage: true } };
-    let output;
     try {
-      ({ outputs: [output] } = await request("/v1/translate", body, signal));
+      if (!output.coverage) ({ outputs: [output] } = await request("/v1/translate", body, signal));
     } catch {
       return; // the translation itself is complete
     }
