@@ -1,6 +1,7 @@
 """Translation of marked texts: sentences go to the engine, all else stays in its place."""
 
 import asyncio
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from sightline.translation.protected import Kept, kept_within, protected_spans
 from sightline.translation.segments import divide, has_words, segments
 from sightline.translation.stand_ins import Aligned, Sentence
 
+_NUMBER, _WHOLE_NUMBER = re.compile(r"\d+"), re.compile(r"(?<!\w)\d+(?!\w)")
 _LEAST_DIVIDED = 32  # characters of a sentence that is divided if its translation is incomplete
 
 
@@ -33,8 +35,9 @@ async def translate_texts(
         incomplete = []
         for (part, sentence), result in zip(waiting, results, strict=True):
             sentence.translated = result
-            if not all(translated.is_complete for translated in result):
-                incomplete += [(part, piece) for piece in part.divide(sentence)]
+            is_complete = all(translated.is_complete for translated in result)
+            pieces = part.copying_numbers(sentence) if is_complete else part.divide(sentence)
+            incomplete += [(part, piece) for piece in pieces]
         waiting = incomplete
     return await asyncio.to_thread(lambda: [[part.joined(rank) for rank in range(part.num_ranks)] for part in parts])
 
@@ -111,6 +114,22 @@ class _Text:
         spans = [span for span in divide(text, start, end, kept) if has_words(text, *span, kept)]
         if not spans or spans == [(start, end)]:
             return []
+        return self._replace(sentence, spans)
+
+    def copying_numbers(self, sentence: _Segment) -> list[_Segment]:
+        """Return a sentence that copies the numbers in place of which the model wrote others; else
+        nothing. Three in the afternoon may become 15.
+        """
+        read, written = ({*_NUMBER.findall(text)} for text in (sentence.form.model_text, sentence.translated[0].text))
+        if not written.difference(read, (str(int(number) + 12) for number in read if len(number) < 3)):
+            return []
+        found = _WHOLE_NUMBER.finditer(self.source.text, sentence.start, sentence.end)
+        lost = [Kept(*number.span()) for number in found if number[0] not in written]
+        numbers = [span for span in lost if not kept_within(self.kept, span.start, span.end)]
+        self.kept = sorted([*self.kept, *numbers])
+        return self._replace(sentence, [(sentence.start, sentence.end)]) if numbers else []
+
+    def _replace(self, sentence: _Segment, spans: Sequence[Span]) -> list[_Segment]:
         parts = self.segments(spans, sentence.marks_of_text)
         place = self.sentences.index(sentence)
         self.sentences[place : place + 1] = parts

@@ -257,6 +257,19 @@ def test_symbols_between_two_texts_are_copied() -> None:
     assert engine.read == ["A dog?", "# Two cats", "File", "Save it", "My site", "Item # 5", "Five Peter here"]
 
 
+def test_a_number_is_copied_if_the_model_writes_another() -> None:
+    class Confused(FakeEngine):
+        async def translate(self, sentences: Sequence[str], are_aligned: Sequence[bool]) -> Sequence[list[Translated]]:
+            changed = [sentence.replace("12", "18").replace(" 03 ", " 15 ") for sentence in sentences]
+            return await super().translate(changed, are_aligned)
+
+    engine = Confused()
+    text = "We saw 12 dogs and 7 cats. We came at 03 o'clock. No number."
+    ((result,),) = asyncio.run(translate_texts([MarkedText(text)], engine))
+    assert result.text == "WE SAW 12 DOGS AND 7 CATS. WE CAME AT 15 O'CLOCK. NO NUMBER."  # 15 is three in the afternoon
+    assert len(engine.read) == 4
+
+
 def test_patterns_take_linear_time() -> None:
     """Each of these texts would take minutes with a pattern that tries all lengths."""
     parts = ["a", "a.", "{a,plural,", "{", "a@", "$a·", "<a·", "/a", "1,1", "_a", "`a", "a-", "\\a{", "www.", "1·234"]
