@@ -234,11 +234,11 @@ class Call:
         self, model: ServedModel, timings: TimingsMs, input_tokens: int, output_tokens: int, reasons: Sequence[str] = ()
     ) -> None:
         """Record tokens, durations and finish reasons for the access log and the metrics."""
-        *phases, _ = vars(timings).items()  # without the total
+        phases = {name: duration for name, duration in vars(timings).items() if name != "total"}
         self.details |= {"input_tokens": input_tokens, "output_tokens": output_tokens, "finish_reasons": reasons}
-        self.details |= {f"{name}_ms": duration for name, duration in phases}
+        self.details |= {f"{name}_ms": duration for name, duration in phases.items()}
         encode = "prefill" if model.manifest.is_decoder_only else "encode"
-        self.phases = {encode if name == "encode" else name: duration for name, duration in phases}
+        self.phases = {encode if name == "encode" else name: duration for name, duration in phases.items()}
         self.computed = time.monotonic()
         observe = self.service.metrics.for_model(model.name).observe
         self.observe_latency = partial(observe, "e2e_request_latency_seconds", timings.total / 1000)

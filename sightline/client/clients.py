@@ -44,7 +44,7 @@ class Channel:
         """Run work on the event loop, from any other thread."""
         if self._closed is not None or self._process != os.getpid():  # threads are not forked
             work.close()
-            raise RuntimeError("the client is closed, or of the process that forked this one; make another one")
+            raise RuntimeError("the client is closed, or belongs to the process that forked this one; make another one")
         return asyncio.run_coroutine_threadsafe(self._finish(work), self._loop)
 
     async def _finish(self, work: Coroutine[Any, Any, T]) -> T:

@@ -36,7 +36,7 @@ class HttpTransport:
         except (httpx.InvalidURL, TypeError):
             require(False, need)
         except (ImportError, OSError, ValueError) as error:
-            require(False, f"check variables for proxies and certificates, as HTTPS_PROXY and SSL_CERT_FILE: {error}")
+            require(False, f"check variables such as HTTPS_PROXY and SSL_CERT_FILE: {error}")
         self._url, self._max_retries = str(base.copy_with(userinfo=b"")), max_retries
 
     async def send(self, request: Request[T]) -> T:

@@ -182,7 +182,7 @@ def test_an_argument_that_cannot_be_used_is_named_at_once(name: str, value: Any)
 @pytest.mark.parametrize(("name", "value"), [("SSL_CERT_FILE", "none"), ("ALL_PROXY", "ftp://none")])
 def test_a_variable_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(sightline.SightlineError, match="check variables for proxies and certificates"):
+    with pytest.raises(sightline.SightlineError, match="check variables such as HTTPS_PROXY and SSL_CERT_FILE"):
         sightline.connect()
 
 
@@ -286,7 +286,7 @@ def test_a_forked_process_needs_a_client_of_its_own(server: Server, client: sigh
     process = os.fork()
     if not process:
         try:
-            with pytest.raises(RuntimeError, match="of the process that forked this one; make another one"):
+            with pytest.raises(RuntimeError, match="belongs to the process that forked this one; make another one"):
                 client.translate("A dog.")  # would wait for ever
             with sightline.connect(server.url) as other:
                 os._exit(len(other.translate("A dog.")) - 1)
